@@ -199,7 +199,8 @@ class AnotherTarget(RemoteUnreachable):
             else "another target is in the place of this one",
             detail=f"{known}, and {there} is there",
             hint="mount its own disk there, or correct its url; until then nothing is sent to it,"
-            " and nothing is recorded. If the disk was replaced or copied, see 'Another disk is"
+            " and nothing is recorded. To restore from this one, name it as a target of its own in"
+            " the settings. If the disk was replaced or copied, see 'Another disk is"
             " in its place' in docs/first-aid.md",
         )
         self.whose = whose

@@ -161,6 +161,8 @@ class SettingInEffect(NamedTuple):
 
 def settings_in_effect(settings: CatalogConfig, layer: Layer) -> Iterator[SettingInEffect]:
     """Yields the settings of all tables. layer: the values that were set."""
+    if settings.media:
+        yield SettingInEffect("media", list(settings.media), "the media of a target")
     tables = {name: getattr(settings, name) for name in TABLES}
     for of in NAMED_TABLES:
         tables |= {f"{of}.{name}": one for name, one in getattr(settings, of).items()}

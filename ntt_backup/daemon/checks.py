@@ -32,12 +32,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from ntt_backup.audit.object_locks import look_at_lock
 from ntt_backup.audit.reconcile import SERIOUS, Comparison, reconcile
 from ntt_backup.audit.scan import ScanResult, scan
 from ntt_backup.audit.verify import Findings, Question, verify_remote
 from ntt_backup.audit.verify_packs import verify_packs
 from ntt_backup.catalog import connection, history, privileges
 from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.identities import identified
 from ntt_backup.catalog.proofs import count_proofs, first_contact
 from ntt_backup.catalog.range_locks import RANGES
 from ntt_backup.catalog.schema_check import verify_schema
@@ -47,6 +49,7 @@ from ntt_backup.config.sections import CheckSettings, DrillSettings
 from ntt_backup.daemon.events import CheckComplete, CheckFailed, CheckStart
 from ntt_backup.errors import SOME_FAILED, BackupError, CatalogUnavailable, ConfigError
 from ntt_backup.events import Event
+from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.process.messages import JobOver
 from ntt_backup.source.store import Store
 
@@ -154,7 +157,7 @@ def _is_too_early(conn: Connection, settings: Settings, name: str) -> bool:
         return False
     from ntt_backup.dump.store import list_dumps, open_dumps
 
-    with closing(open_dumps(settings)) as store:
+    with closing(open_dumps(identified(conn, settings))) as store:
         records = [dump.record for dump in list_dumps(store)]
     return bool(records) and not any(one is not None and one.copied for one in records)
 
@@ -274,6 +277,10 @@ def _verify(conn: Connection, settings: Settings, found: Result, tick: Callable[
     seen = verify(conn, settings, question, on_progress=progress, on_outage=_raise)
     progress(seen)
     found.complete = seen.complete
+    if settings.remote.kind == "s3":
+        # Whoever renews the locks does that from another machine. Their end is an alert here, too.
+        with suppress(BackupError):
+            look_at_lock(settings, open_bucket(settings.remote))
 
 
 def _policy(conn: Connection, settings: Settings, found: Result, tick: Callable[[], None]) -> None:
@@ -291,7 +298,7 @@ def _policy(conn: Connection, settings: Settings, found: Result, tick: Callable[
 def _drill(conn: Connection, settings: Settings, found: Result, tick: Callable[[], None]) -> None:
     from ntt_backup.restore.drill import drill
 
-    limits = settings.checks.drill
+    limits, settings = settings.checks.drill, identified(conn, settings)
     # It has proved nothing before its end.
     found.exit_code = SOME_FAILED
     digits = 0

@@ -299,9 +299,10 @@ def _flat(settings: Settings) -> dict[str, Any]:
     tables = settings.model_dump(exclude={"target", "media"})
     # The same number means something else where it is not set: batches grow.
     tables["run"]["batch_size"] = settings.run.batch_size, settings.run.most_blobs
-    return {
+    flat = {
         f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()
     }
+    return {**flat, "media": settings.media}
 
 
 def _merged(old: Settings, new: Settings) -> Settings:

@@ -148,6 +148,7 @@ METRICS: Final[Mapping[str, Metric]] = {
     "last_check_wrong_blobs": Metric(
         "Blobs that its last call found lost or not right.", "command"
     ),
+    "target_info": Metric("Always 1; the identity of the target stands in the label.", "id"),
     "health": Metric("How `status` judges the target: 0 healthy, 1 waiting, 2 action required."),
     "locks_end_timestamp_seconds": Metric(
         "When the first object lock of the target ends, as `protect` or `check` has noted."
@@ -179,6 +180,7 @@ class Figures:
         self.registry = CollectorRegistry()
         self._metrics = {name: _made(name, one, self.registry) for name, one in METRICS.items()}
         self._watching: set[str] = set()
+        self._ids: dict[str, str] = {}
         self._latest: dict[tuple[str, ...], float] = {}
         # By target; and up to when they are counted.
         self._outages: defaultdict[str, OpenOutages] = defaultdict(OpenOutages)
@@ -305,6 +307,11 @@ class Figures:
         if facts.trouble is not None:
             return
         self.set("health", judge(facts, datetime.now(UTC)).level, target=target)
+        if facts.place is not None:
+            if (before := self._ids.get(target)) not in (None, facts.place.id):
+                self.forget("target_info", target=target, id=str(before))
+            self._ids[target] = facts.place.id
+            self.set("target_info", 1, target=target, id=facts.place.id)
         copies = facts.settings.policy.copies
         if copies is not None and (count := facts.count) is not None:
             short = sum(one.blobs for one in count.short(copies))

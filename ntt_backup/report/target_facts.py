@@ -223,6 +223,7 @@ class FactsReader:
                 return otherwise
 
         found.checks = part(lambda: history.last_checks(conn, target), [])
+        found.place = part(lambda: identities.place_of(conn, target), None)
         found.unknown = part(lambda: stats.still_failed(conn, target), 0)
         found.totals = part(lambda: stats.quick_totals(conn, target), None, "totals", _SOON_SECONDS)
         targets, proved_s = found.settings.targets, found.settings.policy.proved

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from ntt_backup import rollback_detection
-from ntt_backup.catalog.connection import connect
-from ntt_backup.catalog.identities import identified
-from ntt_backup.config import RemoteConfig, application_name
+from ntt_backup.catalog.identities import identified_if_known
+from ntt_backup.config import RemoteConfig
 from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.dump.retention import Retention
-from ntt_backup.errors import BackupError, CatalogError, LockHeld
+from ntt_backup.errors import BackupError, LockHeld
 from ntt_backup.events import Event, Warning
 from ntt_backup.filestore.local_cache import directory_for
 from ntt_backup.filestore.open import open_store
@@ -65,7 +64,7 @@ def take_version(
     Raises:
         LockHeld: Something else changes the set.
     """
-    settings = _identified(settings)
+    settings = identified_if_known(settings, "snapshot")
     remote, now = settings.remote, datetime.now(UTC)
     copies_of_all = directory_for("snapshots", remote)
     own = [copies_of_all.parent]
@@ -111,18 +110,6 @@ def take_version(
         return taken
 
 
-def _identified(settings: RemoteConfig) -> RemoteConfig:
-    """Returns the settings with the identity of the target, if the catalog is there to know it.
-
-    A take needs no catalog, and may be of a host that has none.
-    """
-    if settings.remote.identity:
-        return settings
-    with suppress(CatalogError), connect(settings.catalog.url, application_name("snapshot")) as one:
-        return identified(one, settings)
-    return settings
-
-
 @contextmanager
 def set_lock(settings: RemoteConfig, name: str) -> Iterator[None]:
     """Holds the lock of a set on this host. Raises LockHeld where something else changes it."""
@@ -150,7 +137,7 @@ def take_due(settings: RemoteConfig, emit: Emit, *, patient: bool = False) -> Jo
         Whether a set failed or lacks files that could not be read, and when the next set is due.
     """
     failed, dues = False, []
-    settings = _identified(settings)
+    settings = identified_if_known(settings, "snapshot")
     for name, every in settings.scheduled.items():
         began, wait, known = time.monotonic(), every, last(settings, name)
         try:

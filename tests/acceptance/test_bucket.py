@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from botocore.exceptions import ClientError
 
+from ntt_backup.config import Settings, load
+from ntt_backup.daemon.checks import check_due
 from ntt_backup.pack.names import LARGE_BLOB
 from tests.helpers.bucket_environment import BucketEnvironment, as_reader
 from tests.helpers.s3_servers import as_account
@@ -101,6 +103,15 @@ def test_locks_are_renewed_and_keep_what_is_stored(
     assert lock["marker_until"].startswith(day)
     assert datetime.fromisoformat(lock["until"]) < datetime.now(UTC) + timedelta(days=1)
     assert re.search(r"^ok +locks +object locks end ", env.call("check").stdout, re.MULTILINE)
+    # A daemon looks at the lock, too, where nobody on this host has.
+    (note,) = env.root.rglob("locks-remote.json")
+    note.unlink()
+    assert env.status()["lock"] is None
+    env.query("delete from ntt_backup.checks")
+    env.write_config(**{"checks.verify": {"every": "1h"}})
+    settings = load(Settings, file=env.config, environ={})
+    assert not check_due(settings, lambda _: None, patient=True).failed
+    assert env.status()["lock"]["marker_until"].startswith(day)
     for wrong in (("--for", "4000d"), ("--until", "2020-01-01"), ()):
         env.call("protect", *wrong, expect=2)
 

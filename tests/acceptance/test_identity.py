@@ -108,6 +108,36 @@ def test_the_first_run_gives_an_identity_and_another_disk_gets_nothing(
     assert known(env) == [(ours,)]
 
 
+@pytest.mark.parametrize("strategy", ["stream", "packs"])
+def test_nothing_is_restored_from_another_disk_but_where_no_catalog_knows_which_is_ours(
+    env: Environment, disks: Disks, strategy: str, database_url: str
+) -> None:
+    by(env, strategy)
+    blobids = env.fill(5)
+    env.run("run", expect=0)
+    shutil.copytree(disks.root / "a", disks.root / "b", dirs_exist_ok=True)
+    marker = disks.root / "b" / MARKERS[strategy]
+    ours = disks.identity("a", strategy)
+    marker.write_text(marker.read_text().replace(ours, "5" * 32))
+    disks.mount("b")
+    back, scratch = env.root / "back", env.root / "scratch"
+    calls = [
+        ("restore", "--to", str(back)),
+        ("drill", "--scratch", str(scratch), "--database", database_url),
+    ]
+    if strategy == "packs":
+        calls.append(("mount", str(env.root / "view")))
+        (env.root / "view").mkdir()
+    for call in calls:
+        done = env.call(*call, expect=5)
+        assert f"the catalog knows it as {ours}, and {'5' * 32} is there" in told(done)
+    assert tree(back) == tree(scratch) == {}
+
+    env.write_config(catalog={"url": "postgresql://nobody@127.0.0.1:1/lost"})
+    env.call("restore", "--to", str(back), expect=0)
+    assert len(tree(back)) == len(blobids)
+
+
 def changed(env: Environment, copied: int, outages: int) -> bool:
     return len(env.copied()) > copied or len(env.events("outage")) > outages
 

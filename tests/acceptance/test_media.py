@@ -45,6 +45,8 @@ def on(disks: Disks, name: str) -> set[str]:
 
 
 def test_a_run_fills_the_disk_that_is_there(env: Environment, rotation: Disks) -> None:
+    shown = json.loads(env.call("--target", "usb_a", "config", "show", "--json").stdout)
+    assert shown["settings"]["media"]["value"] == ["usb_a", "usb_b"]
     first = set(env.fill(6, seed=1))
     env.run("--target", "usb", "run", expect=0)
     assert (marked(env, "a") | marked(env, "b"), on(rotation, "a")) == (first, first)

@@ -11,6 +11,7 @@ from hashlib import md5, sha256
 
 import pytest
 
+from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 from ntt_backup.objects import s3_bucket
 from ntt_backup.objects.bucket import (
@@ -294,3 +295,35 @@ def test_a_part_is_confirmed_where_the_server_says_its_sha256(site: Site) -> Non
     assert part.confirmed != site.weak
     # What the server says of another form is no sum.
     assert part.md5 in (md5(b"content").digest(), *([] if site.weak else [b""]))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["fake", "s3", *(pytest.param(one, marks=pytest.mark.long) for one in ("versitygw",))],
+)
+def test_a_lock_is_told_made_longer_and_never_shorter(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket: Bucket = FakeBucket()
+    if kind != "fake":
+        server: S3Server = request.getfixturevalue(kind)
+        as_account(monkeypatch, server.owner)
+        client, name = server.client(), f"locks-{os.getpid()}"
+        client.create_bucket(Bucket=name, ObjectLockEnabledForBucket=True)
+        place = {"url": f"s3://{name}/backup", "endpoint": server.endpoint, "addressing": "path"}
+        bucket = open_bucket(RemoteSettings.model_validate(place))
+    put(bucket, KEY)
+    before = bucket.head(KEY)
+    assert before is not None
+    assert (before.lock, before.locked_until) == ("", None)
+    for days in (2, 30):
+        until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+        bucket.lock(KEY, "GOVERNANCE", until)
+        told = bucket.head(KEY)
+        assert told is not None
+        assert (told.lock, told.locked_until) == ("GOVERNANCE", until)
+    with pytest.raises(RemoteDenied):
+        bucket.lock(KEY, "GOVERNANCE", datetime.now(UTC) + timedelta(days=1))
+    again = bucket.head(KEY)
+    assert again is not None
+    assert again.locked_until == until

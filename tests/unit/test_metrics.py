@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from socketserver import BaseRequestHandler
 from typing import Any
@@ -23,6 +24,7 @@ from prometheus_client import Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from ntt_backup import events, rollback_detection
+from ntt_backup.catalog.identities import Place
 from ntt_backup.config import Settings, load
 from ntt_backup.config.sections import LogSettings, RemoteSettings
 from ntt_backup.daemon.progress import RunProgress, RunState, WorkerStatus
@@ -224,6 +226,15 @@ def test_what_a_target_lacks_and_how_status_judges_it_are_read(tmp_path: Path) -
         assert told("missed_on_target", target="usb") == (not there)
         assert told("health", target="usb") == (0 if there else 2)
         assert (told("missed_on_target"), told("health")) == (0, 0)
+
+
+def test_the_identity_of_a_target_is_a_label_and_an_old_one_is_forgotten() -> None:
+    told = Told()
+    for one in ("a" * 32, "b" * 32, "b" * 32):
+        place = Place(one, datetime.now(UTC))
+        told.figures.note_facts(TargetFacts(settings(), place=place))
+        assert told("target_info", target="remote", id=one) == 1
+    assert told("target_info", target="remote", id="a" * 32) is None
 
 
 # --- the page and the file ------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import pytest
 
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.history import CheckRun, DumpRun, Hour
+from ntt_backup.catalog.identities import Place
 from ntt_backup.catalog.proofs import Contact, Kind, ProofCount, Unproved
 from ntt_backup.catalog.stats import Proved
 from ntt_backup.config import CatalogConfig
@@ -253,7 +254,9 @@ def test_nothing_from_outside_becomes_markup() -> None:
 
 
 def test_the_page_says_the_figures_and_asks_for_nothing_else() -> None:
-    page = render([Target.of(facts(daemon=daemon(), totals=TOTALS, unknown=3), NOW)], NOW)
+    known = facts(daemon=daemon(), totals=TOTALS, unknown=3, place=Place("5" * 32, NOW))
+    page = render([Target.of(known, NOW)], NOW)
+    assert f"identity {'5' * 32}" in page
     figures = dict(re.findall(r"<dt>(\w+)</dt><dd><b>([^<]*)</b>", page))
     assert figures == {"copied": "3,400,000", "pending": "77", "failed": "3", "speed": "11.5 MB/s"}
     assert "<title>Action required: backup of " in page

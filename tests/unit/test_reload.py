@@ -53,6 +53,13 @@ def test_what_is_safe_takes_effect_and_what_is_not_is_named() -> None:
     ]
 
 
+def test_other_media_of_a_target_need_a_new_start() -> None:
+    new = settings(media=("usb_a", "usb_b"))
+    *_, warning = read_again(settings(media=("usb_a", "usb_c")), lambda: new, fine)[1]
+    assert isinstance(warning, events.Warning)
+    assert warning.reason.endswith("has changed: media")
+
+
 def test_settings_that_are_the_same_are_read_without_a_warning() -> None:
     _, (read,) = read_again(settings(), settings, fine)
     assert isinstance(read, SettingsRead)

@@ -275,11 +275,12 @@ def mount(
 
 def _mount_target(common: Common) -> Callable[..., Built]:
     """Returns what mounts the target's packs. Raises ConfigError."""
+    from ntt_backup.catalog.identities import identified_if_known
     from ntt_backup.filestore.local_cache import cache_of
     from ntt_backup.filestore.open import open_packs
     from ntt_backup.mount.packs_or_snapshot import mount_target
 
-    settings = common.load(RemoteConfig)
+    settings = identified_if_known(common.load(RemoteConfig), "mount")
     remote = settings.remote
     if not remote.packs:
         raise ConfigError(
@@ -293,12 +294,13 @@ def _mount_target(common: Common) -> Callable[..., Built]:
 
 
 def _mount_version(common: Common, wanted: str, directory: Path, scratch: Path) -> NoReturn:
+    from ntt_backup.catalog.identities import identified_if_known
     from ntt_backup.filestore.open import open_store
     from ntt_backup.mount.packs_or_snapshot import mount_version
     from ntt_backup.snapshot.names import SNAPSHOTS
     from ntt_backup.snapshot.origins import Origins
 
-    settings = common.load(RemoteConfig)
+    settings = identified_if_known(common.load(RemoteConfig), "mount")
     began = time.monotonic()
     origins = Origins.of(settings)
     made = mount_version(

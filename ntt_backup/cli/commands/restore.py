@@ -130,7 +130,9 @@ def restore(
         listed = read_blobids(names)
     elif blobids:
         listed = require_blobids(enumerate(blobids, 1), "--blobid")
-    settings = common.load(RemoteConfig)
+    from ntt_backup.catalog.identities import identified_if_known
+
+    settings = identified_if_known(common.load(RemoteConfig), "restore")
     if days is not None and settings.remote.kind != "s3":
         raise ConfigError(
             f"{settings.remote.where} is no bucket: nothing is archived there",
@@ -306,12 +308,14 @@ def drill(
     database and the store are not touched. The exit code is 7 if something is wrong.
     """
     from ntt_backup.catalog.connection import database_name
+    from ntt_backup.catalog.identities import identified_if_known
     from ntt_backup.restore.drill import drill as restore_and_prove
 
     options.require_whole_space(prefix, shard)
     flags = {"catalog.url": database}
-    settings = common.load(RemoteConfig, flags)
-    lost = database_name(common.load(RemoteConfig).catalog.url)
+    production = identified_if_known(common.load(RemoteConfig), "drill")
+    settings = common.load(RemoteConfig, flags).model_copy(update={"remote": production.remote})
+    lost = database_name(production.catalog.url)
     asked = {"prefix": prefix, "shard": str(shard or "")}
     with results.noted(common, "drill", **asked) as note, results.progress_line() as line:
         found = restore_and_prove(
