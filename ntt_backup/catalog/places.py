@@ -302,10 +302,18 @@ class UnreadFiles:
         self._past = max([self._past, *(one.id for one in found), *(one.id for one in failed)])
 
 
-def places_of(conn: Connection, blobids: Iterable[str]) -> Mapping[str, Sequence[bytes]]:
-    """Returns the paths where blobs lie, those that their origin still gives first."""
+def places_of(
+    conn: Connection, blobids: Iterable[str], each: int = 4
+) -> Mapping[str, Sequence[bytes]]:
+    """Returns the paths where blobs lie, those that their origin still gives first.
+
+    Args:
+        conn: The connection.
+        blobids: The blobs.
+        each: The most paths of a blob that are listed, and of those that are gone.
+    """
     found: dict[str, list[bytes]] = {}
-    for blobid, path in conn.ask("find files", "places_of", blobids=list(blobids)):
+    for blobid, path in conn.ask("find files", "places_of", blobids=list(blobids), each=each):
         found.setdefault(blobid, []).append(path)
     return found
 

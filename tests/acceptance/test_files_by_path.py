@@ -200,3 +200,32 @@ def test_the_database_of_the_query_may_be_away(
     env.call("run", expect=7)
     (event,) = env.events("files_failed")
     assert "the database of catalog.from" in event["message"]
+
+
+@pytest.mark.long
+def test_a_million_equal_files_are_one_blob(env: Environment, application: Application) -> None:
+    """Hard links of one file, which take no space: each is read and registered."""
+    count, content = 1_000_000, b"the same"
+    root = env.root / "uploads"
+    for number in range(count):
+        if number % 1000 == 0:
+            directory = root / str(number)
+            directory.mkdir(parents=True)
+            (directory / "0").write_bytes(content)
+        else:
+            os.link(directory / "0", directory / str(number % 1000))
+    application.owner.execute(
+        "insert into files (path, size) select i / 1000 * 1000 || '/' || i % 1000, 8"
+        f" from generate_series(0, {count - 1}) as i"
+    )
+    env.write_config(
+        source={"root": str(root)},
+        **{"catalog.from": {"url": application.url, "query": QUERY}},
+    )
+    env.call("run", expect=0)
+    (blobid,) = env.copied()
+    assert env.status()["files"]["listed"] == count
+    assert env.events("run_stop")[-1]["copied"] == 1
+    shown = json.loads(env.call("show", "--json", blobid, expect=0).stdout)
+    assert len(shown["paths"]) == 20
+    env.call("verify", expect=0)

@@ -159,10 +159,21 @@ from unnest(%(ids)s::bigint[], %(reasons)s::text[], %(details)s::text[], %(waits
 where p.id = r.id and p.blobid is null;
 
 -- name: places_of
--- The paths where the given blobs lie, those that their origin still gives first.
-select blobid, path from ntt_backup.places
-where blobid = any(%(blobids)s::text[]) and replaced_at is null
-order by gone_at is not null, id;
+-- A few paths where the given blobs lie, those that their origin still gives first. Many files may be equal.
+select wanted.blobid, p.path
+from unnest(%(blobids)s::text[]) as wanted (blobid)
+cross join lateral (
+    (
+        select path, 0 as gone, id from ntt_backup.places
+        where blobid = wanted.blobid and replaced_at is null and gone_at is null limit %(each)s
+    )
+    union all
+    (
+        select path, 1, id from ntt_backup.places
+        where blobid = wanted.blobid and replaced_at is null and gone_at is not null limit %(each)s
+    )
+) as p
+order by p.gone, p.id;
 
 -- name: ages_of_passes
 -- The seconds since the last pass over each origin has ended, if none is under way.

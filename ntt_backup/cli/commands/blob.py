@@ -39,6 +39,7 @@ from ntt_backup.model import OF_CHECKS, Blob, FileReason, Reason
 _REASONS: Final = list(
     dict.fromkeys(one.value for one in (*Reason, *FileReason) if one not in OF_CHECKS)
 )
+_PATHS: Final = 20
 _CUT: Final = (
     "so much is pending that blobs which another program marked as failed were not found in time;"
     f" to look for them however long it takes: ntt-backup-remote failed --reason {UNKNOWN}"
@@ -163,12 +164,14 @@ def show(common: Common, blobid: str, verify: bool) -> None:
         if settings.source is not None:
             store = open_store(settings, conn)
             source = look_in_store(store, Blob(name, known), verify=verify)
-        paths = places_of(conn, [name]).get(name, ()) if settings.by_path else ()
+        paths = places_of(conn, [name], _PATHS).get(name, ()) if settings.by_path else ()
     rows = [("blob", name), ("size", "not known" if known is None else f"{known:,} bytes")]
     fields: dict[str, Any] = {"blobid": name, "size": known, "source": None}
     if settings.by_path:
         fields["paths"] = [shown_path(path) for path in paths]
-        rows += [("path", path) for path in fields["paths"]]
+        rows += [("path", path) for path in fields["paths"][:_PATHS]]
+        if len(paths) >= _PATHS:
+            rows.append(("", f"only {_PATHS} paths are shown"))
     if source is not None:
         fields["source"] = results.fields_of(source)
         rows.append(("store", _in_store(source)))
