@@ -24,8 +24,8 @@ SOME_FAILED: Final = 7
 _WORSE: Final = (0, 143, 130, 8, SOME_FAILED, 3, 5, 6, 4, 2, 1)
 
 _OF_DESTINATIONS: Final = {
-    errno.ENOSPC: "free space, and call it again: what is there already is kept",
-    errno.EDQUOT: "raise the quota, and call it again",
+    errno.ENOSPC: "free space, and run the command again: what is there already is kept",
+    errno.EDQUOT: "raise the quota, and run the command again",
     errno.EROFS: "remount it for writing, or name another directory",
     errno.EACCES: "let this user write to it, or name another directory",
     errno.ENOENT: "make the directory that shall hold it",

@@ -133,7 +133,7 @@ def _require_room(directory: RemoteDir, chosen: Sample) -> None:
         raise RemoteCannotStore(
             "the remote has no room for the sample",
             detail=f"{size(free)} free, {size(chosen.size)} to send",
-            hint="a smaller --sample does",
+            hint="use a smaller --sample",
         )
 
 

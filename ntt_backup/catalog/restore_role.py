@@ -224,7 +224,7 @@ def require_extensions(url: str, application: str, names: Iterable[str]) -> None
     if lacking := [name for name, offered in rows if not offered]:
         raise DumpFailed(
             f"the dump needs extensions that this server does not have: {', '.join(lacking)}",
-            hint="install them on the server, then call it again",
+            hint="install them on the server, then run the command again",
         )
     if rows:
         script = " ".join(f"create extension {ident};" for ident in idents)

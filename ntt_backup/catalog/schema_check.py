@@ -97,7 +97,7 @@ def find_table(conn: Connection) -> Table | None:
         raise CatalogRefused(
             "the search path finds no table blobs, and there are several",
             detail=", ".join(f"{schema}.blobs" for _, _, schema, *_ in tables),
-            hint="say which, for example as ?options=-c%20search_path%3DSCHEMA in catalog.url",
+            hint="name the schema: ?options=-c%20search_path%3DSCHEMA in catalog.url",
         )
     if not tables:
         return None

@@ -421,7 +421,7 @@ def _answer(settings: CatalogConfig, request: Mapping[str, str], patience: float
             raise NotRunning(
                 f"the daemon of target {settings.target} does not answer",
                 detail=f"{path}: {error}",
-                hint="its log says what it does; call it again",
+                hint="its log says what it does; run the command again",
             ) from error
     if said.pop("ok", False):
         return said

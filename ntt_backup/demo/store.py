@@ -140,7 +140,7 @@ def _no_space(store: Path, detail: str) -> ConfigError:
     return ConfigError(
         f"not enough space for the demo in {store}",
         detail=detail,
-        hint="name a roomier place with --directory, or take fewer --blobs",
+        hint="name a directory with more space (--directory), or fewer --blobs",
     )
 
 

@@ -187,7 +187,7 @@ class Work(ABC, Generic[Job, Context]):
                 raise DestinationError(
                     f"cannot restore into {self.target.root / name[:2] / name[2:4]}",
                     detail=f"{name}: {text}",
-                    hint="remove it, and call it again",
+                    hint="remove it, and run the command again",
                 )
             failures.append(Failure(name, Reason.UNREADABLE, f"it cannot be put in place: {text}"))
         with self.lock:

@@ -313,7 +313,7 @@ def facts(
                     yield VersionFacts(version, None, None, error.detail)
     except FileMissing as error:
         raise RemoteUnreachable(
-            "a version was removed meanwhile", detail=str(error), hint="say it again"
+            "a version was removed meanwhile", detail=str(error), hint="run the command again"
         ) from error
 
 

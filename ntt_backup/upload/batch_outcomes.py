@@ -293,7 +293,7 @@ def _suspect(batch: Batch, ours: list[Failure]) -> StoreSuspect:
         "most of the store cannot be read",
         detail=f"{len(ours):,} of {many(len(batch.blobs), 'blob')} of a batch, and most of"
         f" those before it; {ours[0].reason}: {ours[0].detail}",
-        hint="none of these is marked as failed: mount what is missing or mend source.root;"
+        hint="none of these is marked as failed: mount what is missing or correct source.root;"
         f" `ntt-backup-remote requeue --reason {ours[0].reason}` takes back what was marked"
         " before; where they are really gone, run.max_failed_share = 1 has them marked",
     )

@@ -645,7 +645,7 @@ def snapshot_forget(
             if removes and ask().names != found.names:
                 raise LockHeld(
                     f"versions of {set_name} have changed since: nothing was removed",
-                    hint="call it again, and look at what it would remove now",
+                    hint="run the command again, and check what it would remove now",
                 )
         if removes:
             repository.do(lambda remote: remote.remove(found.names))
@@ -669,7 +669,7 @@ def snapshot_forget(
 def _agreed() -> bool:
     """Returns whether the operator wants it. Raises ConfigError where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise ConfigError("nothing was removed: nobody can be asked", hint="say it with --yes")
+        raise ConfigError("nothing was removed: nobody can be asked", hint="confirm with --yes")
     return click.confirm("Remove them?", err=True)
 
 

@@ -64,8 +64,8 @@ _RUN: Final = 4096
 # Packs that could not be read; the files that needed them are told besides.
 _LOST_SHOWN: Final = 20
 _LEFT_OUT: Final = (
-    "{} that this user may not open cannot be made durable on this file system: run `sync` here,"
-    " and call it again to compare their content"
+    "{} that this user may not open cannot be made durable on this file system: run `sync`"
+    " here, and run the command again to compare their content"
 )
 
 

@@ -65,7 +65,7 @@ def cannot_keep(error: OSError) -> DestinationError:
     return DestinationError(
         "what a snapshot needs on this machine cannot be written",
         detail=str(error),
-        hint="make room there, or set XDG_CACHE_HOME or TMPDIR to another directory",
+        hint="free space there, or set XDG_CACHE_HOME or TMPDIR to another directory",
     )
 
 

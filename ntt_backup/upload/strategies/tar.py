@@ -149,7 +149,7 @@ class TarSession(PipelinedSession):
             return BatchRejected(
                 "tar did not write what was announced",
                 detail=f"{sent} of {length} bytes; {detail}",
-                hint="a blob changed while it was read; it is looked at again",
+                hint="a blob changed while it was read; it is examined again",
             )
         return BatchRejected("tar failed on a batch", detail=detail) if status != 0 else None
 
@@ -162,7 +162,7 @@ class TarSession(PipelinedSession):
         return BatchRejected(
             "a blob changed while it was sent",
             detail=f"{relative_path(altered[0].blobid)}{more}",
-            hint="it is looked at again",
+            hint="it is examined again",
         )
 
     def _pump(self, tar: Child, length: int) -> int:
