@@ -65,7 +65,8 @@ def register_due(
     Args:
         settings: The settings.
         on_progress: Receives the counts after each step.
-        stays: Whether to wait for notifications of new rows, where there are any, for an hour.
+        stays: Whether the caller comes again, so that only what is due is read, and notifications
+            of new rows are waited for, where there are any, for an hour.
 
     Returns:
         The seconds until an origin is due again.
@@ -86,6 +87,9 @@ def register_due(
             listening = stack.enter_context(opened)
         until = time.monotonic() + _STAY_SECONDS
         done = Registration()
+        if not stays:
+            register_files(conn, settings, on_progress=on_progress)
+            return min(settings.origins.values())
         while True:
             due, wait_s = _due(conn, settings)
             if due:

@@ -1,0 +1,317 @@
+"""The recipes of docs/stores: role, query and settings as they stand there, on their schemas."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+import subprocess
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+from blake3 import blake3
+
+from tests.helpers.environment import Environment
+from tests.helpers.postgres import Postgres
+
+PAGES: Final = Path(__file__).parents[2] / "docs" / "stores"
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What an application has of one file.
+
+    Attributes:
+        path: The path below the root of its files.
+        insert: The statement that adds the row, and its values.
+    """
+
+    path: str
+    insert: str
+    values: tuple[object, ...]
+
+
+def sha(name: str, content: bytes) -> str:
+    return hashlib.new(name, content, usedforsecurity=False).hexdigest()
+
+
+def _gitlab(content: bytes, nth: int) -> Installed:
+    oid = sha("sha256", content)
+    return Installed(
+        f"{oid[:2]}/{oid[2:4]}/{oid[4:]}",
+        "insert into lfs_objects (oid, size, file, file_store) values (%s, %s, %s, 1)",
+        (oid, len(content), oid[4:]),
+    )
+
+
+def _gitea(content: bytes, nth: int) -> Installed:
+    oid = sha("sha256", content)
+    return Installed(
+        f"{oid[:2]}/{oid[2:4]}/{oid[4:]}",
+        "insert into lfs_meta_object (oid, size, repository_id) values (%s, %s, 1), (%s, %s, 2)",
+        (oid, len(content), oid, len(content)),
+    )
+
+
+def _pulp(content: bytes, nth: int) -> Installed:
+    name = sha("sha256", content)
+    path = f"artifact/{name[:2]}/{name[2:]}"
+    return Installed(
+        path,
+        "insert into core_artifact (file, size, sha256, sha224) values (%s, %s, %s, %s)",
+        (path, len(content), name, sha("sha224", content)),
+    )
+
+
+def _odoo(content: bytes, nth: int) -> Installed:
+    name = sha("sha1", content)
+    path = f"{name[:2]}/{name}"
+    return Installed(
+        path,
+        "insert into ir_attachment (name, store_fname, file_size, checksum, db_datas)"
+        " values ('a', %s, %s, %s, null), ('b', %s, %s, %s, null), ('c', null, 3, 'x', 'abc')",
+        (path, len(content), name) * 2,
+    )
+
+
+def _discourse(content: bytes, nth: int) -> Installed:
+    name = sha("sha1", content)
+    path = f"uploads/default/original/1X/{name}.png"
+    return Installed(
+        path,
+        "insert into uploads (user_id, original_filename, filesize, url, sha1)"
+        " values (1, 'x.png', %s, %s, %s), (1, 's3.png', 5, '//bucket.example.org/y.png', %s)",
+        (len(content), f"/{path}", name, f"{nth:040x}"),
+    )
+
+
+def _dspace(content: bytes, nth: int) -> Installed:
+    internal = f"{random.Random(nth).randrange(10**38):038d}"
+    return Installed(
+        f"{internal[:2]}/{internal[2:4]}/{internal[4:6]}/{internal}",
+        "insert into bitstream (checksum, checksum_algorithm, internal_id, size_bytes, deleted,"
+        " store_number) values (%s, 'MD5', %s, %s, false, 0), ('0', 'MD5', %s, 1, true, 0)",
+        (sha("md5", content), internal, len(content), f"9{internal[1:]}x"),
+    )
+
+
+def _immich(content: bytes, nth: int) -> Installed:
+    path = f"library/admin/2026/{nth % 12 + 1:02}/IMG_{nth:05}.jpg"
+    return Installed(
+        path,
+        'insert into asset (type, "originalPath", checksum, "isExternal") values'
+        " ('IMAGE', %s, %s, false), ('IMAGE', %s, %s, true)",
+        (
+            f"/usr/src/app/upload/{path}",
+            hashlib.sha1(content, usedforsecurity=False).digest(),
+            f"/mnt/elsewhere/{nth}.jpg",
+            hashlib.sha1(b"path:" + str(nth).encode(), usedforsecurity=False).digest(),
+        ),
+    )
+
+
+def _synapse(content: bytes, nth: int) -> Installed:
+    media = "".join(random.Random(nth).choices("ABCDEFabcdefghijkl", k=24))
+    return Installed(
+        f"local_content/{media[:2]}/{media[2:4]}/{media[4:]}",
+        "insert into local_media_repository (media_id, media_length, sha256, url_cache)"
+        " values (%s, %s, %s, null), (%s, 1, null, 'https://example.org')",
+        (media, len(content), sha("sha256", content) if nth % 2 else None, f"2026-01-01_{media}"),
+    )
+
+
+SCHEMAS: Final[dict[str, tuple[str, Callable[[bytes, int], Installed]]]] = {
+    "gitlab-lfs": (
+        "create table lfs_objects (id bigserial primary key, oid varchar unique not null,"
+        " size bigint not null, created_at timestamp default now(), updated_at timestamp,"
+        " file varchar, file_store integer default 1)",
+        _gitlab,
+    ),
+    "gitea": (
+        "create table lfs_meta_object (id bigserial primary key, oid varchar(255) not null,"
+        " size bigint not null, repository_id bigint not null, created_unix bigint,"
+        " updated_unix bigint, unique (oid, repository_id))",
+        _gitea,
+    ),
+    "pulp": (
+        "create table core_artifact (pulp_id uuid primary key default gen_random_uuid(),"
+        " pulp_created timestamptz not null default clock_timestamp(),"
+        " pulp_last_updated timestamptz, file varchar(255) unique not null,"
+        " size bigint not null, md5 varchar(32) unique, sha1 varchar(40) unique,"
+        " sha224 varchar(56) unique not null, sha256 varchar(64) unique not null)",
+        _pulp,
+    ),
+    "odoo": (
+        "create table ir_attachment (id serial primary key, name varchar not null,"
+        " res_model varchar, type varchar default 'binary', store_fname varchar,"
+        " file_size integer, checksum varchar(40), db_datas bytea, index_content text)",
+        _odoo,
+    ),
+    "discourse": (
+        "create table uploads (id serial primary key, user_id integer not null,"
+        " original_filename varchar not null, filesize bigint not null, url varchar not null,"
+        " created_at timestamp default now(), sha1 varchar(40) unique, original_sha1 varchar);"
+        "create table optimized_images (id serial primary key, sha1 varchar(40) not null,"
+        " upload_id integer not null, url varchar not null, filesize integer)",
+        _discourse,
+    ),
+    "dspace": (
+        "create table bitstream (uuid uuid primary key default gen_random_uuid(),"
+        " bitstream_id integer, checksum varchar(64), checksum_algorithm varchar(32),"
+        " internal_id varchar(256), deleted boolean, store_number integer,"
+        " sequence_id integer, size_bytes bigint)",
+        _dspace,
+    ),
+    "immich": (
+        'create table asset (id uuid primary key default gen_random_uuid(), "ownerId" uuid,'
+        ' type varchar not null, "originalPath" varchar not null, checksum bytea not null,'
+        ' "isExternal" boolean not null default false, "libraryId" uuid,'
+        ' "createdAt" timestamptz default now(), "deletedAt" timestamptz)',
+        _immich,
+    ),
+    "synapse": (
+        "create table local_media_repository (media_id text unique, media_type text,"
+        " media_length integer, created_ts bigint, upload_name text, user_id text,"
+        " quarantined_by text, url_cache text, last_access_ts bigint, sha256 text,"
+        " safe_from_quarantine boolean not null default false)",
+        _synapse,
+    ),
+}
+
+
+@dataclass
+class Recipe:
+    """A recipe, applied to an application with some files.
+
+    Attributes:
+        root: The root of the files.
+        owner: A session of the owner of the application's database.
+    """
+
+    root: Path
+    owner: psycopg.Connection
+    install: Callable[[bytes, int], Installed]
+    contents: dict[str, bytes]
+
+    def add(self, content: bytes) -> None:
+        """Add a file as the application does: the file first, then its row."""
+        one = self.install(content, len(self.contents))
+        path = self.root / one.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        self.owner.execute(one.insert, one.values)
+        self.contents[one.path] = content
+
+    @property
+    def blobids(self) -> set[str]:
+        return {blake3(content).hexdigest() for content in self.contents.values()}
+
+
+def blocks(page: str, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
+
+
+def apply(page: str, env: Environment, url: str, owner: psycopg.Connection, reader: str) -> Recipe:
+    """Do what a page says. The role is another one, since all tests share a server."""
+    schema, install = SCHEMAS[page]
+    owner.execute(schema)
+    (grants,) = blocks(page, "sql")
+    assert "create role ntt_reader login;" in grants
+    for statement in grants.replace("create role ntt_reader login;", "").split(";"):
+        if statement.strip():
+            owner.execute(statement.replace("ntt_reader", reader))
+    (settings,) = blocks(page, "toml")
+    said: dict[str, Any] = tomllib.loads(settings)
+    given = said["catalog"]["from"]
+    assert "ntt_reader@" in given["url"]
+    given["url"] = psycopg.conninfo.make_conninfo(url, user=reader)
+    root = env.root / "files"
+    root.mkdir()
+    env.write_config(source={**said["source"], "root": str(root)}, **{"catalog.from": given})
+    return Recipe(root, owner, install, {})
+
+
+def schema_of(postgres: Postgres, url: str) -> str:
+    done = subprocess.run(
+        [postgres.programs / "pg_dump", "-s", "--dbname", url],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # Since some releases a key of that moment stands there.
+    return re.sub(r"(?m)^\\(un)?restrict .*$", "", done.stdout)
+
+
+@pytest.fixture
+def owner(database_url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(database_url, autocommit=True) as session:
+        yield session
+
+
+@pytest.mark.parametrize(
+    "page", ["gitlab-lfs", *(pytest.param(name, marks=pytest.mark.long) for name in SCHEMAS)]
+)
+def test_a_recipe_copies_all_files_and_changes_nothing(
+    page: str,
+    env: Environment,
+    database_url: str,
+    owner: psycopg.Connection,
+    role: Callable[[], str],
+    postgres: Postgres,
+) -> None:
+    recipe = apply(page, env, database_url, owner, role())
+    before = schema_of(postgres, database_url)
+    for nth in range(40):
+        recipe.add(b"%d" % nth * (nth * 37 + 1))
+    env.call("check", expect=0)
+    env.call("run", expect=0)
+    assert set(env.copied()) == recipe.blobids
+    recipe.add(b"a later one")
+    env.call("run", expect=0)
+    assert set(env.copied()) == recipe.blobids
+    env.call("verify", expect=0)
+    assert schema_of(postgres, database_url) == before
+
+
+def test_every_page_is_a_recipe_that_is_tried() -> None:
+    pages = {path.stem for path in PAGES.glob("*.md")}
+    assert pages == {*SCHEMAS, "disk-images"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["gitlab-lfs", "odoo", "discourse", "immich"])
+def test_a_hundred_thousand_files_of_an_application(
+    page: str,
+    env: Environment,
+    database_url: str,
+    owner: psycopg.Connection,
+    role: Callable[[], str],
+    postgres: Postgres,
+) -> None:
+    """All are copied, a second run ends in two seconds, and a new file follows in `every`."""
+    recipe = apply(page, env, database_url, owner, role())
+    before = schema_of(postgres, database_url)
+    with owner.transaction():
+        for nth in range(100_000):
+            recipe.add(b"%d" % nth)
+    env.write_config(run={"workers": 2, "poll_interval": 1}, **{"catalog.from": {"every": 3}})
+    env.call("run", expect=0)
+    assert set(env.copied()) == recipe.blobids
+    began = time.monotonic()
+    env.call("run", expect=0)
+    print(f"a second run takes {time.monotonic() - began:.1f} s")
+    with env.running("run", "--watch"):
+        env.await_event("worker_start")
+        recipe.add(b"one more")
+        began = time.monotonic()
+        env.await_copied(recipe.blobids)
+        print(f"a new file was copied after {time.monotonic() - began:.1f} s")
+    assert schema_of(postgres, database_url) == before
+    assert os.path.exists(recipe.root)
