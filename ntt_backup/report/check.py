@@ -119,7 +119,7 @@ def check(settings: Settings) -> Iterator[CheckStep]:
     if reached and settings.remote.runs_receiver:
         yield guarded("restore", lambda: remote_reads(settings))
     yield guarded("drill", lambda: last_drill(settings))
-    yield guarded("signing", lambda: host_key(settings))
+    yield guarded("signing", lambda: signing_key(settings))
     if reached:
         yield guarded("newest", lambda: newest_known(settings))
         if settings.remote.kind == "s3":
@@ -314,7 +314,7 @@ def of_drills(drills: Sequence[CheckRun], *, copied: bool) -> CheckStep:
     )
 
 
-def host_key(settings: Settings) -> CheckStep:
+def signing_key(settings: Settings) -> CheckStep:
     """Says which key signs dumps, versions and packs, and warns where there is none."""
     keys = SigningKeys.of(settings)
     if not keys:
