@@ -158,6 +158,10 @@ class CatalogUnavailable(CatalogError):
     retryable = True
 
 
+class FileListUnavailable(CatalogUnavailable):
+    """There is no connection to the database of `catalog.from`, or the connection was lost."""
+
+
 class SessionExpired(CatalogUnavailable):
     """The server of the catalog ended a session that was idle for too long.
 

@@ -26,7 +26,13 @@ from ntt_backup.catalog.connection import (
     statement,
     translated,
 )
-from ntt_backup.errors import CatalogError, CatalogRefused, ConfigError
+from ntt_backup.errors import (
+    CatalogError,
+    CatalogRefused,
+    CatalogUnavailable,
+    ConfigError,
+    FileListUnavailable,
+)
 
 # The most rows of one step, and the longest time for one.
 STEP_ROWS: Final = 250_000
@@ -183,4 +189,6 @@ def _of_the_other() -> Iterator[None]:
         hint = error.hint.replace("catalog.url (NTT_DB_URL)", "catalog.from.url")
         if "init-db" in hint:
             hint = "correct the query of catalog.from, or grant its role what it reads"
-        raise type(error)(message, detail=error.detail, hint=hint) from error
+        away = isinstance(error, CatalogUnavailable)
+        kind = FileListUnavailable if away else CatalogRefused
+        raise kind(message, detail=error.detail, hint=hint) from error

@@ -192,6 +192,7 @@ def register(
         configure(conn, way, "off", local=True)
     conn.rows("match_staged")
     back = conn.execute(statement("come_back")).rowcount
+    conn.rows("unchanged_again")
     conn.rows("correct_unread")
     changed = conn.execute(statement("replace_changed" if versions else "report_changed")).rowcount
     seen = 0

@@ -43,7 +43,12 @@ from ntt_backup.daemon.events import (
     FilesRegistered,
 )
 from ntt_backup.dump.events import DumpFailed, DumpRecovered
-from ntt_backup.errors import BackupError, CatalogUnavailable, DumpImpossible
+from ntt_backup.errors import (
+    BackupError,
+    CatalogUnavailable,
+    DumpImpossible,
+    FileListUnavailable,
+)
 from ntt_backup.events import Event, Outage, Warning
 from ntt_backup.formatting import duration
 from ntt_backup.process.child import ChildProcess, tell_parent
@@ -412,7 +417,9 @@ class FilesJob(SideJob):
         try:
             wait_s = register_due(self.settings, tell, stays=self._stays)
         except BackupError as error:
-            if patient and isinstance(error, CatalogUnavailable):
+            # No blob waits for the database of an application.
+            ours = isinstance(error, CatalogUnavailable)
+            if patient and ours and not isinstance(error, FileListUnavailable):
                 reason, detail = error.message, error.detail
                 return JobOver(failed=False, away="catalog", reason=reason, detail=detail)
             tell_parent(FilesFailed(**error.fields))

@@ -200,6 +200,16 @@ def test_the_database_of_the_query_may_be_away(
     env.call("run", expect=7)
     (event,) = env.events("files_failed")
     assert "the database of catalog.from" in event["message"]
+    # Blobs that are known do not wait for it, and it is no outage of the catalog.
+    new = env.root / "uploads" / "new"
+    new.write_bytes(b"new")
+    with psycopg.connect(env.url) as conn:
+        conn.execute(
+            "insert into ntt_backup.places (id, origin, path) values (10000, '', 'new'::bytea)"
+        )
+    with env.running("run", "--watch"):
+        env.await_copied(blobids() | {blake3(b"new").hexdigest()})
+    assert not env.events("outage")
 
 
 @pytest.mark.long

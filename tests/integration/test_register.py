@@ -124,6 +124,10 @@ def test_a_file_that_was_changed_is_reported_or_gets_a_new_version(
         assert [one.path for one in unread.next(10)] == [b"b"]
     again = register_files(catalog, application.settings(on_change=on_change), whole=True)
     assert (again.changed, again.registered) == (0, 0)
+    if on_change == "report":
+        application.owner.execute("update files set size = 1, sum = '00' where path = 'b'")
+        register_files(catalog, application.settings(), whole=True)
+        assert not paths(catalog, "failed is not null")
 
 
 def file_query_blob(nth: int) -> Blob:

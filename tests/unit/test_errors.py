@@ -20,6 +20,7 @@ CONTRACT = {
     "LockHeld": (3, False),
     "CatalogError": (4, False),
     "CatalogUnavailable": (4, True),
+    "FileListUnavailable": (4, True),
     "SessionExpired": (4, True),
     "CatalogRefused": (4, False),
     "RemoteError": (5, False),

@@ -32,6 +32,12 @@ order by staged.path, staged.nth desc;
 update ntt_backup.places as p set gone_at = null
 from ntt_backup_matched as m where p.id = m.id and m.was_gone;
 
+-- name: unchanged_again
+-- Forgets that files were changed that are as they were when they were read.
+update ntt_backup.places as p set failed = null, detail = null
+from ntt_backup_matched as m
+where p.id = m.id and m.is_read and not m.differs and p.failed = 'changed';
+
 -- name: correct_unread
 -- Takes over what the origin now says of files that were not read yet, or could not be.
 update ntt_backup.places as p
