@@ -35,8 +35,8 @@ from ntt_backup.audit.proof import Blobs, Proof, Proved, answer_questions, cut_j
 from ntt_backup.audit.register import open_store
 from ntt_backup.audit.remote_names import PackNames, ReceiverNames, RemoteNames
 from ntt_backup.audit.verify import settling
-from ntt_backup.blobdir.layout import is_blobid, relative_path
-from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
+from ntt_backup.blobdir.layout import is_blobid
+from ntt_backup.blobdir.walk import Stray, StrayKind
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.failures import failed_for
 from ntt_backup.catalog.identities import identified
@@ -54,7 +54,7 @@ from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
 from ntt_backup.pack.names import PackKey
 from ntt_backup.packstore.tables import PackObject, open_to_read, packs_of
 from ntt_backup.process.threads import WorkQueue
-from ntt_backup.source.store import Store
+from ntt_backup.source.store import SourceTree, Store
 
 _APPLY_BLOBS: Final = 1000
 _EXAMPLES: Final = 5
@@ -201,7 +201,7 @@ def reconcile(
 class _Work:
     conn: Connection
     target: str
-    tree: Tree
+    tree: SourceTree
     by_path: bool
     names: RemoteNames
     apply: bool
@@ -350,10 +350,12 @@ class _Work:
                 yield listed
             return
         prefixes = [one for one in self.prefixes if one.startswith(prefix)]
-        directories = (each for one in prefixes for each in self._in_order(self.tree.level(one)))
+        directories = (
+            each for one in prefixes for each in self._in_order(self.tree.directories(below=one))
+        )
         for directory in directories:
             for blobid in self._in_order(self.tree.entries(directory)):
-                path = relative_path(blobid)
+                path = self.tree.path_of(blobid)
                 try:
                     size = self.tree.lstat(path).st_size
                 except FileNotFoundError:

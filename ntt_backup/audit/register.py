@@ -172,7 +172,7 @@ def open_store(settings: CatalogConfig, conn: Connection) -> Store:
     """Returns the store of the settings, which finds the paths of blobs in the catalog."""
     assert settings.source is not None  # Who reads the store has settings with one.
     paths = Paths(partial(places.places_of, conn)) if settings.by_path else None
-    return Store(settings.source.root, grace=settings.source.grace, paths=paths)
+    return Store.of(settings.source, paths=paths)
 
 
 def query_of(wanted: CatalogFromSettings) -> FileQuery:

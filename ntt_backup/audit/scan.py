@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.blobdir.walk import Stray, StrayKind
 from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import Connection
@@ -39,7 +38,7 @@ class ScanResult:
         known: Blobs that the catalog had.
         sized: Those of the known blobs whose size was noted, since the catalog lacked it.
         strays: Entries that are no blobs, by kind.
-        directories: The number of finished directories `aa/bb`; `directory` is the last of them.
+        directories: The number of finished directories of blobs; `directory` is the last of them.
         resumed_from: The last directory of the scan that was continued, or None.
     """
 
@@ -142,7 +141,7 @@ class _Scan:
         """Returns the blob with its size, if that is known; None if it was removed or replaced
         meanwhile.
         """
-        path = relative_path(blobid)
+        path = self.tree.path_of(blobid)
         try:
             status = self.tree.lstat(path)
         except FileNotFoundError:

@@ -97,7 +97,7 @@ def population(settings: Settings) -> list[Blob]:
         drawn = draw_from_catalog(conn, settings.target, _POPULATION)
     finally:
         conn.close()
-    blobs = [blob for blob in Store(settings.source.root).measure(drawn) if blob.size is not None]
+    blobs = [blob for blob in Store.of(settings.source).measure(drawn) if blob.size is not None]
     if not blobs:
         raise SourceError(
             "there is nothing to draw a sample from",
@@ -117,7 +117,7 @@ def readable(settings: Settings, drawn: Sample) -> tuple[Sample, int]:
     Raises:
         SourceError: No blob of the sample can be read.
     """
-    checked = Store(settings.source.root).inspect(drawn.blobs, verify=True)
+    checked = Store.of(settings.source).inspect(drawn.blobs, verify=True)
     if not checked.ready:
         raise SourceError(
             "no blob of the sample can be read",

@@ -31,7 +31,8 @@ MARKER_VERSION = 1
 MAX_MARKER = 4096
 
 _DIGITS = 64
-_PREFIX = re.compile(r"[0-9a-f]{2}")
+_HEX = re.compile(r"[0-9a-f]+")
+_LAYOUT = re.compile(r"0:([2-4])/(?:([2-8]):([4-8])/)?([0-8]):")
 _KINDS = {
     stat.S_IFREG: "a regular file",
     stat.S_IFDIR: "a directory",
@@ -54,20 +55,63 @@ def is_blobid(text: str) -> bool:
         return False
 
 
-def is_prefix(name: str) -> bool:
-    """Returns whether a directory `aa` or `bb` may have that name."""
-    return _PREFIX.fullmatch(name) is not None
+class Layout:
+    """Says where below its root a blob directory has the file of a blob, by slices of the blobid.
+
+    `0:2/2:4/0:` is aa/bb/<blobid>. One or two directories have the first digits, two to four each;
+    the file is named by the whole blobid, or by the digits that follow. So a path belongs to one
+    blobid, and directories in their order have the blobids in theirs. Raises ValueError for any
+    other text.
+    """
+
+    def __init__(self, text: str) -> None:
+        found = _LAYOUT.fullmatch(text)
+        if found is None:
+            raise ValueError(f"not a layout: {text!r}")
+        first, begin, end, file = (int(one or 0) for one in found.groups())
+        self.text = text
+        self.widths = (first, end - begin) if end else (first,)
+        self.digits = sum(self.widths)
+        self.file_at = file
+        if min(self.widths) < 2 or max(self.widths) > 4 or (end and begin != first):
+            raise ValueError(f"not a layout: {text!r}")
+        if file not in (0, self.digits):
+            raise ValueError(f"not a layout: {text!r}")
+
+    def directory(self, digits: str) -> str:
+        """Returns the path of the directory of a blobid, or of its first digits."""
+        first, end = self.widths[0], self.digits
+        return f"{digits[:first]}/{digits[first:end]}" if first < end else digits[:first]
+
+    def path_of(self, blobid: str) -> str:
+        """Returns the path of a blob. Raises ValueError for what is no blobid: no id becomes a path
+        anywhere else, so nothing from a catalog or a client reaches a file system unchecked.
+        """
+        if not is_blobid(blobid):
+            raise ValueError(f"not a blobid: {blobid!r}")
+        return f"{self.directory(blobid)}/{blobid[self.file_at :]}"
+
+    def is_directory(self, path: str) -> bool:
+        """Returns whether a directory of this path may have blobs below it."""
+        *above, name = path.split("/")
+        level = len(above)
+        return (
+            level < len(self.widths)
+            and len(name) == self.widths[level]
+            and _HEX.fullmatch(name) is not None
+        )
+
+
+# The layout of every target.
+BY_HASH_LAYOUT = Layout("0:2/2:4/0:")
 
 
 def relative_path(blobid: str) -> str:
     """Returns the path of a blob below its blob directory: `aa/bb/<blobid>`.
 
-    Raises ValueError for anything that is not a blobid: this is the only place where an id becomes
-    a path, so nothing from a catalog or a client reaches a file system unchecked.
+    Raises ValueError for anything that is not a blobid.
     """
-    if not is_blobid(blobid):
-        raise ValueError(f"not a blobid: {blobid!r}")
-    return f"{blobid[:2]}/{blobid[2:4]}/{blobid}"
+    return BY_HASH_LAYOUT.path_of(blobid)
 
 
 def kind_of(mode: int) -> str:
@@ -129,11 +173,18 @@ class BlobDirectory:
 
     Directories below it go by their path, "aa" or "aa/bb"; "" is the directory itself. At most
     `kept` of them stay open. device: the file system on which all of them must lie; None where a
-    prefix may be on another disk. Methods raise OSError.
+    prefix may be on another disk. layout: where the blobs lie. Methods raise OSError.
     """
 
-    def __init__(self, fd: int, device: int | None = None, kept: int = 2) -> None:
+    def __init__(
+        self,
+        fd: int,
+        device: int | None = None,
+        kept: int = 2,
+        layout: Layout = BY_HASH_LAYOUT,
+    ) -> None:
         self.fd = fd
+        self.layout = layout
         self._device = device
         self._kept = kept
         self._opened: OrderedDict[str, int] = OrderedDict()
@@ -185,7 +236,7 @@ class BlobDirectory:
         and ValueError for what is no blobid.
         """
         with contextlib.ExitStack() as otherwise:
-            fd = self.open(relative_path(blobid))
+            fd = self.open(self.layout.path_of(blobid))
             otherwise.callback(os.close, fd)
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):

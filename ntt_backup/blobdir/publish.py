@@ -12,10 +12,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from binascii import hexlify
 
 from ntt_backup.blobdir.descriptors import FILE, closing, error_line, rename_new
-from ntt_backup.blobdir.layout import BlobDirectory, kind_of
+from ntt_backup.blobdir.layout import BY_HASH_LAYOUT, BlobDirectory, Layout, kind_of
 from ntt_backup.wire.messages import PRESENT, REFUSED, REPLACED
 
 _CHUNK = 1 << 18
@@ -29,8 +28,15 @@ class Publisher:
     is found present too, because no sync of the whole file system follows.
     """
 
-    def __init__(self, by_hash: int, device: int, may_replace: bool, by_file: bool = False) -> None:
-        self._target = BlobDirectory(by_hash, device)
+    def __init__(
+        self,
+        by_hash: int,
+        device: int,
+        may_replace: bool,
+        by_file: bool = False,
+        layout: Layout = BY_HASH_LAYOUT,
+    ) -> None:
+        self._target = BlobDirectory(by_hash, device, layout=layout)
         self._may_replace = may_replace
         self._by_file = by_file
         self.entered: set[str] = set()
@@ -45,44 +51,45 @@ class Publisher:
         Returns None where the name was free, else a verdict and a text: REPLACED, or else PRESENT
         or REFUSED, and the file stays staged.
         """
-        blobid = hexlify(digest)
-        prefix = blobid[:4].decode("ascii")
-        target = self._target.directory(f"{prefix[:2]}/{prefix[2:]}", make=True)
-        self.entered.update((prefix[:2], f"{prefix[:2]}/{prefix[2:]}"))
+        blobid, layout = digest.hex(), self._target.layout
+        place = layout.directory(blobid)
+        target = self._target.directory(place, make=True)
+        self.entered.update((place.partition("/")[0], place))
+        final = blobid[layout.file_at :].encode("ascii")
         try:
-            rename_new(directory, name, target, blobid)
+            rename_new(directory, name, target, final)
             return None
         except FileExistsError:
-            mode = os.stat(blobid, dir_fd=target, follow_symlinks=False).st_mode
+            mode = os.stat(final, dir_fd=target, follow_symlinks=False).st_mode
         found = kind_of(mode)
         if stat.S_ISREG(mode):
             try:
-                found = self._other_content(directory, name, target, blobid)
+                found = self._other_content(directory, name, target, final)
             except PermissionError as problem:
                 return (REFUSED, error_line(problem))
             if not found:
                 return (PRESENT, "")
         if not self._may_replace or stat.S_ISDIR(mode):
             return (REFUSED, f"{found} stands in its place")
-        os.rename(name, blobid, src_dir_fd=directory, dst_dir_fd=target)
+        os.rename(name, final, src_dir_fd=directory, dst_dir_fd=target)
         return (REPLACED, f"{found} stood there")
 
-    def move(self, prefix: bytes, directory: int, name: str) -> bool:
+    def move(self, path: str, directory: int, name: str) -> bool:
         """Publishes a directory `aa`, or `aa/bb`, with all that is in it, where there is none.
         Returns False where that fails: the error shows again, and is reported, file by file.
         """
-        above, last = prefix[:-1].hex(), hexlify(prefix[-1:])
+        above, _, last = path.rpartition("/")
         try:
             target = self._target.directory(above, make=True)
-            rename_new(directory, name.encode("ascii"), target, last)
+            rename_new(directory, name.encode("ascii"), target, last.encode("ascii"))
         except OSError:
             return False
         return True
 
-    def _other_content(self, directory: int, name: bytes, target: int, blobid: bytes) -> str:
+    def _other_content(self, directory: int, name: bytes, target: int, final: bytes) -> str:
         """Returns in words what stands there; "" where it is the same content."""
         ours = os.open(name, FILE, dir_fd=directory)
-        with closing(ours), closing(os.open(blobid, FILE, dir_fd=target)) as found:
+        with closing(ours), closing(os.open(final, FILE, dir_fd=target)) as found:
             if os.fstat(ours).st_size != os.fstat(found).st_size:
                 return "other content"
             chunk = None

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from ntt_backup.blobdir.descriptors import closing, opened_anew
-from ntt_backup.blobdir.layout import BlobDirectory, is_blobid, is_prefix
+from ntt_backup.blobdir.layout import BlobDirectory, is_blobid
 
 if TYPE_CHECKING:
     Entry = os.DirEntry[str]
@@ -57,28 +57,36 @@ class Tree(BlobDirectory):
     """A blob directory that can be walked."""
 
     def directories(
-        self, after: str | None = None, *, first: str = "", last: str = "ff/ff"
+        self, after: str | None = None, *, first: str = "", last: str = "", below: str = ""
     ) -> Iterator[str | Stray]:
-        """Yields every "aa/bb" from first to last, or after another one, in order, and the strays
-        of the root and of each `aa` on the way.
+        """Yields every directory of blobs ("aa/bb") from first to last, or after another one, or
+        below "aa", in order, and the strays on the way. first, last: digits or directories.
         """
-        if after is not None:
-            first = f"{after}/"  # It sorts right behind.
-        for prefix in (yield from _strays_first(self.level(""))):
-            if first[:2] <= prefix <= last[:2]:
-                for name in (yield from _strays_first(self.level(prefix))):
-                    if first <= name <= last:
-                        yield name
+        low = (after or first).replace("/", "")
+        high = (last or "f" * self.layout.digits).replace("/", "")
+
+        def wanted(path: str) -> bool:
+            digits = path.replace("/", "")
+            return low[: len(digits)] <= digits and digits[: len(high)] <= high[: len(digits)]
+
+        level = [below] if below else (yield from _strays_first(self.level("")))
+        for path in filter(wanted, level):
+            names = [path]
+            if len(self.layout.widths) > 1:
+                names = yield from _strays_first(self.level(path))
+            for name in filter(wanted, names):
+                if name != after:
+                    yield name
 
     def level(self, parent: str) -> Iterator[str | Stray]:
-        """Yields the directories with two-digit names in "" or "aa" in no order, and the strays
-        among them.
-        """
+        """Yields the directories in "" or "aa" in no order, and the strays among them."""
+        is_directory = self.layout.is_directory
         try:
             with closing(opened_anew(self.directory(parent))) as fd, os.scandir(fd) as listing:
                 for entry in listing:
-                    if is_prefix(entry.name) and entry.is_dir(follow_symlinks=False):
-                        yield f"{parent}/{entry.name}" if parent else entry.name
+                    path = f"{parent}/{entry.name}" if parent else entry.name
+                    if is_directory(path) and entry.is_dir(follow_symlinks=False):
+                        yield path
                     else:
                         yield stray(parent, entry)
         except FileNotFoundError:
@@ -87,18 +95,19 @@ class Tree(BlobDirectory):
             yield self.unreadable(parent, error)
 
     def entries(self, directory: str) -> Iterator[str | Stray]:
-        """Yields the blobids in "aa/bb" in no order, and the strays among them."""
+        """Yields the blobids in a directory of blobs in no order, and the strays among them."""
         prefix = directory.replace("/", "")
+        before = prefix if self.layout.file_at else ""
         try:
             with closing(opened_anew(self.directory(directory))) as fd, os.scandir(fd) as listing:
                 for entry in listing:
-                    name = entry.name
+                    blobid = before + entry.name
                     if (
-                        is_blobid(name)
-                        and name.startswith(prefix)
+                        is_blobid(blobid)
+                        and blobid.startswith(prefix)
                         and entry.is_file(follow_symlinks=False)
                     ):
-                        yield name
+                        yield blobid
                     else:
                         yield stray(directory, entry)
         except FileNotFoundError:

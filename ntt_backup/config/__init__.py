@@ -24,6 +24,7 @@ from ntt_backup.config.sections import RemoteSettings as RemoteSettings
 from ntt_backup.config.sections import RunSettings as RunSettings
 from ntt_backup.config.sections import SendConfig as SendConfig
 from ntt_backup.config.sections import Settings as Settings
+from ntt_backup.config.sections import SourceSettings as SourceSettings
 from ntt_backup.config.sections import StoreConfig as StoreConfig
 from ntt_backup.config.sources import Problem
 from ntt_backup.config.sources import misspelt as misspelt

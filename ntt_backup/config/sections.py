@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from ntt_backup.blobdir.layout import BY_HASH_LAYOUT, Layout
 from ntt_backup.config.bandwidth_timetable import Bandwidth
 from ntt_backup.config.values import (
     BlockSize,
@@ -33,6 +34,7 @@ from ntt_backup.config.values import (
     Endpoint,
     Host,
     Kind,
+    LayoutText,
     Listen,
     LocalPath,
     LockPath,
@@ -145,15 +147,21 @@ class SourceSettings(Section):
     """The store.
 
     Attributes:
-        root: The directory that holds `aa/bb/<blobid>`.
+        root: The directory that holds the blobs.
+        layout: Where it holds them, see `blobdir.layout.Layout`.
         read_order: The order in which claimed blobs are read, see `source.read_ahead`.
         grace: The seconds since its last change for which a file that is missing, short or wrong is
             taken for one that is still being written.
     """
 
     root: LocalPath
+    layout: LayoutText = BY_HASH_LAYOUT.text
     read_order: Literal["auto", "hash", "inode", "extent"] = "auto"
     grace: Seconds = Field(default=900, ge=0, le=86400)
+
+    @property
+    def path_layout(self) -> Layout:
+        return Layout(self.layout)
 
 
 _OF_SSH: Final = ("identity_file", "ssh_config", "known_hosts", "alive_interval", "alive_count")
@@ -539,6 +547,7 @@ FORMER_LOG: Final = "NTT_LOG_JSON"
 ENVIRONMENT: Mapping[str, str] = {
     "NTT_DB_URL": "catalog.url",
     "NTT_SOURCE_ROOT": "source.root",
+    "NTT_SOURCE_LAYOUT": "source.layout",
     "NTT_READ_ORDER": "source.read_order",
     "NTT_GRACE": "source.grace",
     "NTT_REMOTE_URL": "remote.url",
@@ -624,6 +633,13 @@ class CatalogConfig(BaseModel):
         if (files or (catalog and catalog.from_)) and checks and checks.scan.every is not None:
             hint = "leave it out: every of [catalog.from] and [files.NAME] says how often"
             raise conflict("{} is for a store whose names are hashes", "checks.scan", hint=hint)
+        if (
+            (files or (catalog and catalog.from_))
+            and source
+            and "layout" in source.model_fields_set
+        ):
+            hint = "leave it out: files that go by their paths lie anywhere"
+            raise conflict("{} is for a store whose names are hashes", "source.layout", hint=hint)
         for name, one in files.items():
             if source and not all(path.is_relative_to(source.root) for path in one.paths):
                 hint = "name directories below it, or let source.root be above them all"

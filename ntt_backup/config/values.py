@@ -28,6 +28,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from ntt_backup.blobdir.layout import Layout
+
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([kmgt])(i?)b|b)?(?:/s)?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*([a-zA-Z]*)")
 _UNITS = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -170,6 +172,14 @@ LocalPath = Annotated[
     BeforeValidator(_local_path),
     Predicate(lambda path: path.is_absolute() and bool(check_line(str(path)))),
     Needs("an absolute path"),
+]
+LayoutText = Annotated[
+    str,
+    AfterValidator(lambda text: Layout(text).text),
+    Needs(
+        "a layout such as 0:2/2:4/0: or 0:2/2:4/4: (one or two directories of 2 to 4 digits, then"
+        " the file)"
+    ),
 ]
 Region = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$"), Needs("a region's name such as eu-central-1")

@@ -223,7 +223,7 @@ def _scan(conn: Connection, settings: Settings, found: Result, tick: Callable[[]
     progress(
         scan(
             conn,
-            Store(settings.source.root, grace=settings.source.grace),
+            Store.of(settings.source),
             restart=False,
             on_begin=lambda resumed_from: None,
             on_progress=progress,
@@ -258,7 +258,7 @@ def _verify(conn: Connection, settings: Settings, found: Result, tick: Callable[
     limits = settings.checks.verify
     question = Question(max_duration=limits.max_time, max_bytes=limits.max_bytes, workers=1)
     # Without the store the remote would be taken at its word. It is tried again as after any error.
-    Store(settings.source.root).probe()
+    Store.of(settings.source).probe()
     before = None
 
     def progress(seen: Findings) -> None:

@@ -89,7 +89,7 @@ def require_known(catalog: Connection, settings: Settings) -> None:
     if settings.by_path or selection.any_known(catalog):
         return
     try:
-        Store(settings.source.root).probe()
+        Store.of(settings.source).probe()
     except SourceError:
         return
     raise ConfigError(
@@ -117,7 +117,7 @@ class Preflight:
         self._check = check
         self._watch = watch
         paths = Paths(self._look_up_paths) if settings.by_path else None
-        self._store = Store(settings.source.root, paths=paths)
+        self._store = Store.of(settings.source, paths=paths)
         self._catalog: Connection | None = None
         self._facts: Facts | None = None
         self._any_copied: bool | None = None

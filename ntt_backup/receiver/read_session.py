@@ -131,8 +131,7 @@ def _found(
     tree: Tree, low: str, high: str, alive: Callable[[], None]
 ) -> Iterator[tuple[bytes, int] | Stray]:
     """Yields the blobs from low to high in order, each with its size, and the strays."""
-    first, last = (f"{end[:2]}/{end[2:4]}" for end in (low, high))
-    for directory in tree.directories(first=first, last=last):
+    for directory in tree.directories(first=low, last=high):
         if isinstance(directory, Stray):
             yield directory
             continue

@@ -338,11 +338,12 @@ class BatchPublisher(Publisher):
         return self.entered
 
     def _publish_parent(self, batch: StagedBatch, parent: NewParent, stage: int) -> None:
-        whole = self.move(parent.prefix, stage, parent.name)
+        above = parent.prefix.hex()
+        whole = self.move(above, stage, parent.name)
         for new in parent.directories:
-            if whole or self.move(new.prefix, stage, new.name):
-                above, below = new.prefix[:1].hex(), new.prefix[1:].hex()
-                self.entered.update((above, f"{above}/{below}"))
+            path = f"{above}/{new.prefix[1:].hex()}"
+            if whole or self.move(path, stage, new.name):
+                self.entered.update((above, path))
             else:
                 self._publish_files_of(batch, new, stage)
         if not whole:

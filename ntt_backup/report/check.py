@@ -92,7 +92,7 @@ def check(settings: Settings) -> Iterator[CheckStep]:
         yield guarded("sealing", lambda: _sealing(settings))
 
     spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check", sends=True)
-    remote = Remote(settings.run.strategy, spec, Store(settings.source.root))
+    remote = Remote(settings.run.strategy, spec, Store.of(settings.source))
 
     def ask(word: bytes) -> RemoteProbed | Done:
         if word == PROBE:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from ntt_backup.blobdir.layout import BY_HASH_LAYOUT
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.errors import SOME_FAILED, BackupError, DestinationError
@@ -185,7 +186,7 @@ class Work(ABC, Generic[Job, Context]):
             name = digest.hex()
             if self.target.in_store is None:
                 raise DestinationError(
-                    f"cannot restore into {self.target.root / name[:2] / name[2:4]}",
+                    f"cannot restore into {self.target.root / self.target.layout.directory(name)}",
                     detail=f"{name}: {text}",
                     hint="remove it, and run the command again",
                 )
@@ -232,7 +233,8 @@ def restore(
         bwlimit: The limit of all that is fetched.
     """
     work = work_from(settings, wanted, on_outage, on_archived, thaw, bwlimit)
-    with closing(RestoreTarget(destination, shard=wanted.shard)) as target:
+    layout = settings.source.path_layout if settings.source is not None else BY_HASH_LAYOUT
+    with closing(RestoreTarget(destination, shard=wanted.shard, layout=layout)) as target:
         return work.run(target, workers, on_progress, trust_size=trust_size)
 
 

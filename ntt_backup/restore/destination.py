@@ -37,7 +37,7 @@ from ntt_backup.blobdir.descriptors import (
     remove_tree,
     write_all,
 )
-from ntt_backup.blobdir.layout import BlobDirectory, NotAFile
+from ntt_backup.blobdir.layout import BY_HASH_LAYOUT, BlobDirectory, Layout, NotAFile
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.client.read_session import hash_mismatch, remote_failure
 from ntt_backup.errors import BackupError, DestinationError, LockHeld
@@ -121,6 +121,8 @@ class RestoreTarget:
 
     in_store: is given where the target is the store itself. Then a name that cannot be given fails
     its blob only, and no incomplete blob stays when the target is closed.
+
+    layout: where the blobs lie in it.
     """
 
     def __init__(
@@ -128,8 +130,10 @@ class RestoreTarget:
         root: Path,
         in_store: InStore | None = None,
         shard: Shard = WHOLE,
+        layout: Layout = BY_HASH_LAYOUT,
     ) -> None:
         self.root = root
+        self.layout = layout
         self._name = f"{SCRATCH}-{shard.number}-of-{shard.count}" if shard.count > 1 else SCRATCH
         self.in_store = in_store
         self.turn = threading.Lock()
@@ -254,13 +258,14 @@ class TargetWriter:
     ) -> None:
         self._target = target
         self._stage = target.stage(name)
-        self._blobs = BlobDirectory(target.fd, target.device)
+        self._layout = target.layout
+        self._blobs = BlobDirectory(target.fd, target.device, layout=target.layout)
         self._on_bytes = on_bytes
         self._where = where
         self._verify = verify
         self._keep_parts = keep_parts
         self._buffer = memoryview(bytearray(_CHUNK))
-        # The directories `bb` that the target has, by `aa`, as far as they were looked up.
+        # The directories that the target has, by the one above, as far as they were looked up.
         self._known: dict[str, set[str]] = {}
         # The blobs in each directory `aa/bb` of the stage.
         self._staged: dict[str, set[bytes]] = {}
@@ -280,7 +285,7 @@ class TargetWriter:
         trust_size: takes a file of that size for right without reading it.
         """
         name = digest.hex()
-        if not self._has_directory(name[:2], name[2:4]):
+        if not self._has_directory(self._layout.directory(name)):
             return Found.NOT_RIGHT
         try:
             fd, status = self._blobs.open_blob(name)
@@ -295,10 +300,11 @@ class TargetWriter:
             return Found.NOT_RIGHT
         return Found.RESTORED if status.st_ctime_ns > self._target.began_ns else Found.BEFORE
 
-    def _has_directory(self, above: str, below: str) -> bool:
+    def _has_directory(self, place: str) -> bool:
         """Returns whether there is a directory `aa/bb`: most blobs of a first restore need no
         more.
         """
+        above, _, below = place.rpartition("/")
         names = self._known.get(above)
         if names is None:
             names = set()
@@ -358,23 +364,24 @@ class TargetWriter:
         if self._verify and (found := blake3(content).digest()) != digest:
             self._refuse(digest, len(content), found)
             return
-        name = digest.hex()
-        place = f"{name[:2]}/{name[2:4]}"
+        name, layout = digest.hex(), self._layout
+        place = layout.directory(name)
         staged = self._staged_at(place)
         if staged is not None:
             staged.add(digest)
         else:
             self._staged_files.add((digest, self._stage))
-        with closing(_new(name if staged is None else f"{place}/{name}", self._stage)) as fd:
+        path = name if staged is None else f"{place}/{name[layout.file_at :]}"
+        with closing(_new(path, self._stage)) as fd:
             write_all(fd, content)
             self._give_look(fd, digest)
 
     def _staged_at(self, place: str) -> set[bytes] | None:
         """Returns the blobs in a directory `aa/bb` of the stage; None where the target has it."""
         staged = self._staged.get(place)
-        if staged is None and not self._has_directory(*place.split("/")):
-            make_directory(self._stage, place[:2], 0o755)
-            make_directory(self._stage, place, 0o755)
+        if staged is None and not self._has_directory(place):
+            for path in directories_to(place):
+                make_directory(self._stage, path, 0o755)
             staged = self._staged[place] = set()
         return staged
 
@@ -430,7 +437,7 @@ class TargetWriter:
                 self._refuse(large.digest, large.size, found)
         else:
             if self._target.in_store is not None:  # Else the directory is made with any look.
-                self._staged_at(f"{name[:2]}/{name[2:4]}")
+                self._staged_at(self._layout.directory(name))
             self._staged_files.add((large.digest, large.directory))
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None:
@@ -451,11 +458,12 @@ class TargetWriter:
             self._give_looks(staged)
             self._target.sync(self._stage)
             self._known.clear()
-            publisher = Publisher(self._target.fd, self._target.device, may_replace=True)
+            fd, device = self._target.fd, self._target.device
+            publisher = Publisher(fd, device, may_replace=True, layout=self._layout)
             try:
                 with self._target.turn:
                     new = self._publish_directories(publisher, staged)
-                    new += sum(self._publish_file(publisher, *one) for one in files)
+                    new += sum(self._publish_file(publisher, *one, one[0].hex()) for one in files)
             finally:
                 publisher.close()
         self._leave_parts()
@@ -463,31 +471,32 @@ class TargetWriter:
 
     def _give_looks(self, staged: dict[str, set[bytes]]) -> None:
         if (store := self._target.in_store) is not None:
-            for path in sorted({*staged, *(place[:2] for place in staged)}, reverse=True):
+            paths = {path for place in staged for path in directories_to(place)}
+            for path in sorted(paths, reverse=True):
                 with closing(os.open(path, DIRECTORY, dir_fd=self._stage)) as fd:
                     store.directories[path].give(fd)
 
     def _publish_directories(self, publisher: Publisher, staged: dict[str, set[bytes]]) -> int:
         new = 0
-        for above, places in groupby(sorted(staged), key=lambda place: place[:2]):
+        for above, places in groupby(sorted(staged), key=_above):
             below = {place: staged[place] for place in places}
-            if publisher.move(bytes.fromhex(above), self._stage, above):
+            if publisher.move(above, self._stage, above):
                 new += sum(map(len, below.values()))
                 continue
             for place, digests in below.items():
-                if publisher.move(bytes.fromhex(place.replace("/", "")), self._stage, place):
+                if place != above and publisher.move(place, self._stage, place):
                     new += len(digests)
                 else:
                     with closing(os.open(place, DIRECTORY, dir_fd=self._stage)) as directory:
                         for digest in sorted(digests):
-                            new += self._publish_file(publisher, digest, directory)
+                            name = digest.hex()[self._layout.file_at :]
+                            new += self._publish_file(publisher, digest, directory, name)
             remove_tree(self._stage, above)
         return new
 
-    def _publish_file(self, publisher: Publisher, digest: bytes, directory: int) -> bool:
-        """Returns whether the target did not have the blob before."""
-        name = digest.hex()
-        with destination(self._target.root / name[:2] / name[2:4]):
+    def _publish_file(self, publisher: Publisher, digest: bytes, directory: int, name: str) -> bool:
+        """Returns whether the target did not have the blob before. name: in the directory."""
+        with destination(self._target.root / self._layout.directory(digest.hex())):
             try:
                 taken = publisher.publish(digest, directory, name.encode())
             except OSError as error:
@@ -509,7 +518,7 @@ class TargetWriter:
         """Discards all that came on a lost connection, except large blobs that can be resumed."""
         self._abandon()
         self.failures.clear()
-        for above in {place[:2] for place in self._staged}:
+        for above in set(map(_above, self._staged)):
             remove_tree(self._stage, above)
         self._staged.clear()
         for digest, directory in self._staged_files:
@@ -541,6 +550,15 @@ class TargetWriter:
         large, self._large = self._large, None
         if large is not None:
             os.close(large.fd)
+
+
+def directories_to(place: str) -> list[str]:
+    """Returns the directories on the way to one of blobs, and that one: "aa", "aa/bb"."""
+    return [place] if (above := _above(place)) == place else [above, place]
+
+
+def _above(place: str) -> str:
+    return place.partition("/")[0]
 
 
 def _new(path: str, directory: int) -> int:

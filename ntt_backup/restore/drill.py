@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ntt_backup.blobdir.layout import BY_HASH_LAYOUT
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.catalog import connection, history
 from ntt_backup.catalog.connection import Connection
@@ -168,22 +169,23 @@ def drill(
     )
     with restored_catalog() as conn:
         verify_schema(conn, settings.target, "drill")
-        proof = _prove(conn, settings.target, scratch, prefix, shard, on_proof)
+        layout = settings.source.path_layout if settings.source is not None else BY_HASH_LAYOUT
+        store = Store(scratch, layout=layout)
+        proof = _prove(conn, settings.target, store, prefix, shard, on_proof)
     return Drilled(dump, recalled.origin, tuple(bad_dumps), catalog_s, restored, proof)
 
 
 def _prove(
     conn: Connection,
     target: str,
-    root: Path,
+    store: Store,
     prefix: str,
     shard: Shard,
     on_progress: Callable[[Proof], None],
 ) -> Proof:
-    """Hashes what was restored into root, and compares it with the catalog, range by range."""
+    """Hashes what was restored, and compares it with the catalog, range by range."""
     proof = Proof()
     started = time.monotonic()
-    store = Store(root)
     ranges = [one for one in prefix_ranges() if f"{one.index:02x}".startswith(prefix[:2])]
     with store.tree() as tree:
         for number, one in enumerate(ranges, 1):
@@ -219,7 +221,7 @@ def _prove(
 
 
 def _names(tree: Tree, digits: str) -> Iterator[str]:
-    for directory in tree.directories(first=digits, last=f"{digits}/ff"):
+    for directory in tree.directories(first=digits, last=digits):
         if isinstance(directory, str):
             yield from (entry for entry in tree.entries(directory) if isinstance(entry, str))
 

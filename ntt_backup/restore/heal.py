@@ -22,16 +22,15 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
-from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from ntt_backup.blobdir.layout import is_blobid, relative_path
+from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.blobdir.walk import Stray
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.failures import iter_damaged, ledger_of, targets_of
 from ntt_backup.catalog.ledger import requeue
 from ntt_backup.catalog.selection import Checks, Choice
-from ntt_backup.config import Settings
+from ntt_backup.config import Settings, SourceSettings
 from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.errors import (
     SOME_FAILED,
@@ -46,7 +45,7 @@ from ntt_backup.model import Blob, Failure, Failures, Reason
 from ntt_backup.packstore.tables import ahead
 from ntt_backup.process.threads import Cancelled
 from ntt_backup.restore.blobs import Restored, Wanted, work_from
-from ntt_backup.restore.destination import InStore, Look, RestoreTarget
+from ntt_backup.restore.destination import InStore, Look, RestoreTarget, directories_to
 from ntt_backup.source.store import Inspection, Store
 
 # The reasons for which a blob is fetched. What is no file was put there by somebody.
@@ -138,7 +137,7 @@ class Healing:
 
     Attributes:
         conn: The catalog.
-        root: The store.
+        source: The settings of the store.
         targets: The settings of each target, in the order in which they are asked.
         workers: The number of threads that examine, and of those that fetch.
         dry_run: Whether nothing is fetched and nothing is written.
@@ -149,7 +148,7 @@ class Healing:
     """
 
     conn: Connection
-    root: Path
+    source: SourceSettings
     targets: Mapping[str, Settings]
     workers: int
     dry_run: bool
@@ -162,7 +161,8 @@ class Healing:
         self.done = Healed()
         self._started = time.monotonic()
         self._stop = threading.Event()
-        self._store = Store(self.root, self._alive)
+        self.root = self.source.root
+        self._store = Store.of(self.source, self._alive)
         self._of_catalog = targets_of(self.conn)
         self._errors: dict[str, BackupError] = {}
 
@@ -320,7 +320,9 @@ class Healing:
             self.done.bytes = before + restored.bytes
             self._progress()
 
-        with closing(RestoreTarget(self.root, self._in_store(wrong, sizes))) as target:
+        with closing(
+            RestoreTarget(self.root, self._in_store(wrong, sizes), layout=self._store.layout)
+        ) as target:
             if not os.path.samestat(os.fstat(target.fd), os.fstat(self._tree.fd)):
                 raise SourceError(
                     f"the store {self.root} was replaced while it was healed",
@@ -346,17 +348,18 @@ class Healing:
         """Returns how blobs, and the directories that may be made for them, have to look."""
         place = InStore()
         for blobid in blobids:
-            digest, above, below = bytes.fromhex(blobid), blobid[:2], f"{blobid[:2]}/{blobid[2:4]}"
+            digest, below = bytes.fromhex(blobid), self._store.layout.directory(blobid)
             if (size := sizes.get(blobid)) is not None:
                 place.sizes[digest] = size
             look = Look.of(os.fstat(self._tree.fd))
-            for path, parent in ((above, ""), (below, above)):
+            for path in directories_to(below):
+                parent = path.rpartition("/")[0]
                 if path not in place.directories:
                     beside = chain([path], _names(self._tree.level(parent)))
                     place.directories[path] = self._look(beside, stat.S_ISDIR) or look
                 look = place.directories[path]
             blobs = chain([blobid], _names(self._tree.entries(below)))
-            found = self._look(map(relative_path, blobs), stat.S_ISREG) or self._any_blob
+            found = self._look(map(self._tree.path_of, blobs), stat.S_ISREG) or self._any_blob
             place.files[digest] = found or look._replace(mode=look.mode & 0o666)
         return place
 
@@ -374,12 +377,12 @@ class Healing:
         """How any blob of the store looks, for those that are alone in their directories."""
         directories = _names(self._tree.directories())
         blobs = (one for directory in directories for one in _names(self._tree.entries(directory)))
-        return self._look(map(relative_path, blobs), stat.S_ISREG)
+        return self._look(map(self._tree.path_of, blobs), stat.S_ISREG)
 
     def _other_links(self, blobid: str) -> str:
         """Returns in words that a file that will be replaced has other names, which keep it."""
         with suppress(OSError):
-            status = self._tree.lstat(relative_path(blobid))
+            status = self._tree.lstat(self._tree.path_of(blobid))
             if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
                 names = many(status.st_nlink - 1, "other hard link keeps", "other hard links keep")
                 return f"; {names} the wrong content"

@@ -19,7 +19,7 @@ from ntt_backup.pack.format import MAX_ENTRIES, pack_id
 from ntt_backup.pack.writer import PackWriter
 from ntt_backup.process.durable import durable_file
 from ntt_backup.source.reader import BadSourceBlob, Reader, TooLarge
-from ntt_backup.source.store import SourceTree, Store
+from ntt_backup.source.store import Store
 
 # The store of a pack that is made by hand, which belongs to no target.
 _NO_STORE: Final = bytes(16)
@@ -50,18 +50,15 @@ class Packed:
         return SOME_FAILED if self.wrong else 0
 
 
-def list_store(root: Path, prefix: str) -> Iterator[str]:
-    """Yields the blobids below root that begin with a prefix, in order.
+def list_store(store: Store, prefix: str) -> Iterator[str]:
+    """Yields the blobids in the store that begin with a prefix, in order.
 
     Raises:
         SourceError: The store cannot be read.
         ConfigError: A directory cannot be listed.
     """
-    first, last = prefix[:4].ljust(4, "0"), prefix[:4].ljust(4, "f")
-    with SourceTree(root) as tree:
-        for directory in tree.directories(
-            first=f"{first[:2]}/{first[2:]}", last=f"{last[:2]}/{last[2:]}"
-        ):
+    with store.tree() as tree:
+        for directory in tree.directories(first=prefix, last=prefix):
             found = [directory] if isinstance(directory, Stray) else tree.entries(directory)
             names = []
             for one in found:
@@ -69,7 +66,7 @@ def list_store(root: Path, prefix: str) -> Iterator[str]:
                     names.append(one)
                 elif one.kind is StrayKind.UNREADABLE:
                     raise ConfigError(
-                        f"cannot list {root / one.path}",
+                        f"cannot list {store.root / one.path}",
                         detail=one.detail,
                         hint="let this user read it",
                     )
@@ -77,7 +74,7 @@ def list_store(root: Path, prefix: str) -> Iterator[str]:
 
 
 def pack_blobs(
-    root: Path,
+    store: Store,
     blobids: Sequence[str],
     to: Path,
     recipients: Sequence[str] = (),
@@ -89,7 +86,7 @@ def pack_blobs(
     """Packs blobs into a file. A blob that is missing or wrong is left out, and reported.
 
     Args:
-        root: The store.
+        store: The store.
         blobids: The blobs, sorted and all different.
         to: The file.
         recipients: The public keys that the pack is sealed for; none: it is not sealed.
@@ -110,7 +107,6 @@ def pack_blobs(
     began = time.monotonic()
     done = Packed()
     buffer = memoryview(bytearray(_BUFFER))
-    store = Store(root)
     with durable_file(to, replace=replace) as file, Reader(store) as reader:
         digests: list[bytes] = []
         seal = seal_writer(file.write, recipients) if recipients else None

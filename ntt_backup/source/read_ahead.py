@@ -28,7 +28,7 @@ from threading import Event
 from typing import Final, Literal, TypeVar
 
 from ntt_backup.blobdir.descriptors import DIRECTORY, FILE, closing, open_untouched
-from ntt_backup.blobdir.layout import is_blobid, relative_path
+from ntt_backup.blobdir.layout import BY_HASH_LAYOUT, Layout, is_blobid
 from ntt_backup.model import Blob
 from ntt_backup.process.memory import SharedNumber, new_buffer
 from ntt_backup.source.store import Paths
@@ -74,6 +74,7 @@ class ReadAhead:
         alive: Is called during waits.
         paths: The paths of blobs; None where their names say where they lie.
         turn: The end of the turn of a worker in monotonic seconds, shared by all workers.
+        layout: Where blobs lie whose names say that.
     """
 
     def __init__(
@@ -83,9 +84,11 @@ class ReadAhead:
         alive: Callable[[], None] = lambda: None,
         turn: SharedNumber | None = None,
         paths: Paths | None = None,
+        layout: Layout = BY_HASH_LAYOUT,
     ) -> None:
         self._root = root
         self._paths = paths
+        self._layout = layout
         self._order = order
         self._alive = alive
         self._turn = turn or SharedNumber(0.0)
@@ -203,9 +206,10 @@ class ReadAhead:
     def _by_inode(self, claimed: Claimed) -> Claimed:
         if self._paths is not None:  # Neighbours were mostly written one after the other.
             return sorted(claimed, key=lambda one: self._path(one[0]))
-        prefixes = sorted({one.blobid[:4] for one, _ in claimed if is_blobid(one.blobid)})
+        directory = self._layout.directory
+        places = sorted({directory(one.blobid) for one, _ in claimed if is_blobid(one.blobid)})
         inodes: dict[str, int] = {}
-        for found in self._threads.map(self._listed, prefixes):
+        for found in self._threads.map(self._listed, places):
             inodes.update(found)
             self._alive()
         return sorted(claimed, key=lambda one: inodes.get(one[0].blobid, 0))
@@ -215,16 +219,17 @@ class ReadAhead:
         places = list(self._at_once(self._place, [one for one, _ in claimed]))
         return [claimed[nth] for nth in sorted(range(len(claimed)), key=places.__getitem__)]
 
-    def _listed(self, prefix: str) -> list[tuple[str, int]]:
-        """Returns names and inodes of a directory; nothing if it cannot be listed."""
-        path = str(self._root / prefix[:2] / prefix[2:])
+    def _listed(self, place: str) -> list[tuple[str, int]]:
+        """Returns blobids and inodes of a directory; nothing if it cannot be listed."""
+        path = str(self._root / place)
+        before = place.replace("/", "") if self._layout.file_at else ""
         found: list[tuple[str, int]] = []
         with (
             suppress(OSError),
             closing(open_untouched(path, DIRECTORY)) as fd,
             os.scandir(fd) as listing,
         ):
-            found.extend((entry.name, entry.inode()) for entry in listing)
+            found.extend((before + entry.name, entry.inode()) for entry in listing)
         return found
 
     def _opened(self, blob: Blob) -> AbstractContextManager[int]:
@@ -232,7 +237,7 @@ class ReadAhead:
 
     def _path(self, blob: Blob) -> str:
         if self._paths is None:
-            return relative_path(blob.blobid)
+            return self._layout.path_of(blob.blobid)
         with suppress(OSError):
             return self._paths.of(blob.blobid)
         return ""

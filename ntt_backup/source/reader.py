@@ -39,7 +39,8 @@ class Reader(SourceTree):
     """Reads the blobs of a batch in any order. Not thread-safe."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store.root, paths=store.paths)
+        super().__init__(store.root, paths=store.paths, layout=store.layout)
+        self._digits, self._file_at = store.layout.digits, store.layout.file_at
         self._flags = FILE | NOATIME
         self._prefix = ""
         self._parent = -1
@@ -58,9 +59,9 @@ class Reader(SourceTree):
             if self._paths is not None:
                 fd = self.open(self._paths.of(blobid))
             else:
-                if blobid[:4] != self._prefix:
-                    self._enter(blobid[:4])
-                fd = os.open(blobid, self._flags, dir_fd=self._parent)
+                if blobid[: self._digits] != self._prefix:
+                    self._enter(blobid[: self._digits])
+                fd = os.open(blobid[self._file_at :], self._flags, dir_fd=self._parent)
             try:
                 count = os.readv(fd, (into,))
             finally:
@@ -84,7 +85,8 @@ class Reader(SourceTree):
         than opening one.
         """
         self._leave()
-        self._parent = os.open(prefix[2:], DIRECTORY, dir_fd=self.directory(prefix[:2]))
+        above, _, name = self.layout.directory(prefix).rpartition("/")
+        self._parent = os.open(name, DIRECTORY, dir_fd=self.directory(above))
         self._prefix = prefix
 
     def _leave(self) -> None:

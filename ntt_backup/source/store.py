@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,8 +23,9 @@ from typing import Final, Self
 from blake3 import blake3
 
 from ntt_backup.blobdir.descriptors import DIRECTORY, closing, names_in, open_untouched
-from ntt_backup.blobdir.layout import is_blobid, is_prefix, kind_of, relative_path
+from ntt_backup.blobdir.layout import BY_HASH_LAYOUT, Layout, is_blobid, kind_of
 from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
+from ntt_backup.config import SourceSettings
 from ntt_backup.errors import SourceError
 from ntt_backup.formatting import many, printable
 from ntt_backup.model import OF_THE_STORE, Blob, Failure, Reason
@@ -38,6 +40,10 @@ Stamp = tuple[int, int, int, int]
 _NO_SIGN_OF_LIFE: Final = {Reason.MISSING, Reason.UNREADABLE, Reason.NOT_A_FILE}
 _SAMPLED_PREFIXES: Final = 32
 _SAMPLED_BLOBS: Final = 8
+# A file that another layout would have there, or a directory.
+_OF_ANOTHER_LAYOUT: Final = re.compile(r"([0-9a-f]{2,4}/){1,2}([0-9a-f]{2,4}|[0-9a-f]{56,64})")
+_ELSEWHERE: Final = " is not as source.layout says"
+_DIGITS: Final = {2: "two", 3: "three", 4: "four"}
 # Errors of an unreachable file system, and of a process or machine out of resources.
 _ABOUT_THE_STORE: Final = {
     errno.ESTALE,
@@ -116,6 +122,7 @@ class SourceTree(Tree):
         root: The root.
         alive: Is called regularly while content is hashed.
         paths: The paths of blobs; None where their names say where they lie.
+        layout: Where they lie then.
     """
 
     def __init__(
@@ -123,6 +130,7 @@ class SourceTree(Tree):
         root: Path,
         alive: Callable[[], None] = lambda: None,
         paths: Paths | None = None,
+        layout: Layout = BY_HASH_LAYOUT,
     ) -> None:
         self.root = root
         self._alive = alive
@@ -131,7 +139,7 @@ class SourceTree(Tree):
             fd = open_untouched(str(root), DIRECTORY & ~os.O_NOFOLLOW)
         except OSError as error:
             raise self._unusable(error) from error
-        super().__init__(fd, kept=KEPT_DIRECTORIES)
+        super().__init__(fd, kept=KEPT_DIRECTORIES, layout=layout)
         self._buffer: memoryview | None = None
 
     def __enter__(self) -> Self:
@@ -163,7 +171,7 @@ class SourceTree(Tree):
             ValueError: It is no blobid.
             FileNotFoundError: No path of the blob is known.
         """
-        return relative_path(blobid) if self._paths is None else self._paths.of(blobid)
+        return self.layout.path_of(blobid) if self._paths is None else self._paths.of(blobid)
 
     def examine(
         self, blob: Blob, *, verify: bool, also: Callable[[memoryview], object] | None = None
@@ -263,7 +271,7 @@ class SourceTree(Tree):
         reasons = {failure.reason for failure in failed} - {Reason.BAD_BLOBID}
         if not nothing_sent or not reasons or not reasons <= _NO_SIGN_OF_LIFE:
             return
-        with SourceTree(self.root, paths=self._paths) as now:
+        with SourceTree(self.root, paths=self._paths, layout=self.layout) as now:
             now.sign_of_life()
             if not os.path.samestat(os.fstat(now.fd), os.fstat(self.fd)):
                 raise SourceError(
@@ -280,7 +288,7 @@ class SourceTree(Tree):
         for found in self.level(""):
             if isinstance(found, str):
                 prefixes.append(found)
-            elif found.kind is StrayKind.SYMLINK and is_prefix(found.path):
+            elif found.kind is StrayKind.SYMLINK and self.layout.is_directory(found.path):
                 linked = "its prefix directories are symbolic links, which are not followed"
         seen = many(len(prefixes), "prefix directory", "prefix directories")
         for prefix in prefixes[:: len(prefixes) // _SAMPLED_PREFIXES + 1]:
@@ -291,16 +299,19 @@ class SourceTree(Tree):
         if not prefixes:
             refused = linked
         if refused:
+            hint = f"let uid {os.geteuid()} read it; put prefixes on other disks by bind mounts"
+            if refused.endswith(_ELSEWHERE):
+                hint = f"correct source.layout, which is {self.layout.text}"
             raise SourceError(
-                f"nothing in the store {self.root} can be read",
-                detail=refused,
-                hint=f"let uid {os.geteuid()} read it; put prefixes on other disks by bind mounts",
+                f"nothing in the store {self.root} can be read", detail=refused, hint=hint
             )
         if not prefixes:
             raise SourceError(
                 f"the store {self.root} is empty",
-                detail="no directory in it has two hex digits for a name",
-                hint="mount its disk, or correct source.root; in a new store create 00/",
+                detail=f"no directory in it has {_DIGITS[self.layout.widths[0]]} hex digits for a"
+                " name",
+                hint="mount its disk, or correct source.root; in a new store create"
+                f" {self.layout.directory('0' * 64).partition('/')[0]}/",
             )
         return seen
 
@@ -319,16 +330,18 @@ class SourceTree(Tree):
 
     def _refusals(self, prefix: str) -> Iterator[str]:
         """Yields for blobs and directories below "aa" why they cannot be read; "" if they can."""
-        for directory in self.level(prefix):
+        for directory in self.directories(below=prefix):
             entries: Iterable[str | Stray]
             entries = [directory] if isinstance(directory, Stray) else self.entries(directory)
             for entry in entries:
                 if isinstance(entry, Stray):
                     if entry.kind is StrayKind.UNREADABLE:
                         yield entry.detail
+                    elif _OF_ANOTHER_LAYOUT.fullmatch(entry.path):
+                        yield entry.path + _ELSEWHERE
                     continue
                 try:
-                    with closing(self.open(relative_path(entry))) as fd:
+                    with closing(self.open(self.path_of(entry))) as fd:
                         os.read(fd, 1)
                 except OSError as error:
                     yield error.strerror or str(error)
@@ -373,13 +386,14 @@ class Inspection:
 
 
 class Store:
-    """The directory that holds `aa/bb/<blobid>`.
+    """The directory that holds the blobs, `aa/bb/<blobid>` as a rule.
 
     Args:
         root: The directory, which need not exist yet.
         alive: Is called regularly while blobs are inspected and hashed.
         grace: The seconds since its last change for which a file may still be being written.
         paths: The paths of blobs; None where their names say where they lie.
+        layout: Where they lie then.
     """
 
     def __init__(
@@ -388,22 +402,34 @@ class Store:
         alive: Callable[[], None] = lambda: None,
         grace: float = 0.0,
         paths: Paths | None = None,
+        layout: Layout = BY_HASH_LAYOUT,
     ) -> None:
         self.root = root
         self._alive = alive
         self.grace = grace
         self.paths = paths
+        self.layout = layout
+
+    @classmethod
+    def of(
+        cls,
+        source: SourceSettings,
+        alive: Callable[[], None] = lambda: None,
+        paths: Paths | None = None,
+    ) -> Self:
+        """Returns the store of the settings. alive, paths: as of the class."""
+        return cls(source.root, alive, source.grace, paths, source.path_layout)
 
     def tree(self) -> SourceTree:
         """Opens the root by its path. Raises SourceError."""
-        return SourceTree(self.root, self._alive, self.paths)
+        return SourceTree(self.root, self._alive, self.paths, self.layout)
 
     def ready_for(self, blobs: Iterable[Blob]) -> Store:
         """Returns the store with the paths of some blobs, for one thread. Looks all up at once."""
         if self.paths is None or self.paths.are_told:
             return self
         paths = self.paths.found_for([blob.blobid for blob in blobs])
-        return Store(self.root, self._alive, self.grace, paths)
+        return Store(self.root, self._alive, self.grace, paths, self.layout)
 
     def probe(self) -> str:
         """Returns a few words on the store. Raises SourceError if no blob can be read."""

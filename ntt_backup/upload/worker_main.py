@@ -190,7 +190,12 @@ def make_worker(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe)
         return session
 
     ahead = ReadAhead(
-        store.root, settings.source.read_order, lambda: pipe.sent(0), spec.turn, store.paths
+        store.root,
+        settings.source.read_order,
+        lambda: pipe.sent(0),
+        spec.turn,
+        store.paths,
+        store.layout,
     )
     reads = None
     if settings.by_path:
@@ -218,9 +223,8 @@ def work(spec: WorkerSpec) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     pipe = EventPipe(_STDIN, _STDOUT)
-    source = spec.settings.source
     paths = Paths() if spec.settings.by_path else None
-    store = Store(source.root, lambda: pipe.sent(0), source.grace, paths)
+    store = Store.of(spec.settings.source, lambda: pipe.sent(0), paths)
     try:
         remote = Remote(spec.strategy, session_spec(spec, pipe), store)
         worker = make_worker(spec, store, remote, pipe)

@@ -247,6 +247,7 @@ def test_every_variable_sets_its_own_key() -> None:
         "NTT_BATCH_BYTES": "23 kB",
         "NTT_STRATEGY": "tar",
         "NTT_CODEC": "zstd-1",
+        "NTT_SOURCE_LAYOUT": "0:2/2:4/4:",
         "NTT_READ_ORDER": "extent",
         "NTT_GRACE": "23.0",
         "NTT_LOG_LEVEL": "error",

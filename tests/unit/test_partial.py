@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from ntt_backup.blobdir.descriptors import (
     Misplaced,
@@ -21,7 +22,7 @@ from ntt_backup.blobdir.descriptors import (
     open_untouched,
     remove_tree,
 )
-from ntt_backup.blobdir.layout import BlobDirectory, NotAFile
+from ntt_backup.blobdir.layout import BlobDirectory, Layout, NotAFile
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.receiver import large_blob, write_workspace
 from ntt_backup.receiver.large_blob import Partial, open_partial, remove_useless
@@ -516,3 +517,51 @@ def test_a_blob_directory_is_walked_in_order_and_from_anywhere(
     assert len([*tree.entries("a0/01")]) == 5
     assert [*tree.entries("a0/77")] == []
     tree.close()
+
+
+@pytest.mark.parametrize("text", ["0:2/2:4/4:", "0:2/2:", "0:3/3:6/0:", "0:4/4:"])
+def test_every_layout_is_walked_in_order_and_gives_the_blobids_again(
+    directory: int, tmp_path: Path, text: str
+) -> None:
+    layout = Layout(text)
+    blobids = sorted(blake3(b"%d" % number).hexdigest() for number in range(40))
+    for blobid in blobids:
+        path = tmp_path / layout.path_of(blobid)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "0").mkdir()
+    tree = Tree(directory, layout=layout)
+    places = [one for one in tree.directories() if isinstance(one, str)]
+    assert [name for place in places for name in sorted(map(str, tree.entries(place)))] == blobids
+    for at, place in enumerate(places):
+        assert [*tree.directories(after=place)][1:] == places[at + 1 :]  # After the stray.
+        below = place.partition("/")[0]
+        assert set(tree.directories(below=below)) == {
+            one for one in places if one.startswith(below)
+        }
+    low = blobids[20]
+    some = [one for one in tree.directories(first=low, last=low[:2]) if isinstance(one, str)]
+    assert some == [one for one in places if one[:2] == low[:2] and one >= layout.directory(low)]
+    tree.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0:",
+        "0:2/2:4/6:",
+        "0:2/2:4/2:",
+        "0:2/3:5/0:",
+        "1:3/0:",
+        "0:2/2:3/0:",
+        "0:5/5:",
+        "0:2/4:",
+        "0:2/2:4/4:64",
+        "0:2/2:4/4:/",
+        "0:2/0:2",
+    ],
+)
+def test_a_layout_that_does_not_name_each_blob_once_and_in_order_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="not a layout"):
+        Layout(text)

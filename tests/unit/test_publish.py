@@ -177,11 +177,11 @@ def test_a_directory_moves_as_a_whole_where_there_is_none(place: Place) -> None:
     (new / DIGEST.hex()).write_bytes(CONTENT)
     publisher = place.publisher()
 
-    assert publisher.move(DIGEST[:2], place.fds[1], "d")
+    assert publisher.move(f"{DIGEST[:1].hex()}/{DIGEST[1:2].hex()}", place.fds[1], "d")
 
     assert place.name.read_bytes() == CONTENT
     new.mkdir()
-    assert not publisher.move(DIGEST[:2], place.fds[1], "d")
+    assert not publisher.move(f"{DIGEST[:1].hex()}/{DIGEST[1:2].hex()}", place.fds[1], "d")
     assert new.is_dir()
     assert place.name.exists()
     publisher.close()

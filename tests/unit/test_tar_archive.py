@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.blobdir.layout import Layout, relative_path
 from ntt_backup.upload.strategies.tar_archive import archive_length, tar_argv, tar_environment
 
 
@@ -118,3 +118,21 @@ def test_a_root_with_odd_characters_is_only_a_root(
     root = tmp_path / "--help 'x' \"y\" $(touch z)\n%s"
     root.mkdir()
     assert len(tar(root, fill(root, [1, 2, 3]))) == archive_length([1, 2, 3])
+
+
+@pytest.mark.parametrize("text", ["0:2/2:4/4:", "0:2/2:", "0:3/3:6/6:", "0:4/4:8/8:", "0:3/0:"])
+def test_in_the_archive_every_layout_is_that_of_targets(tmp_path: Path, text: str) -> None:
+    layout, blobid = Layout(text), "0123456789abcdef" * 4
+    path = tmp_path / layout.path_of(blobid)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"content")
+    done = subprocess.run(
+        tar_argv(tmp_path, layout),
+        input=f"{layout.path_of(blobid)}\0".encode(),
+        env=tar_environment(os.environ),
+        capture_output=True,
+        check=True,
+    )
+    assert len(done.stdout) == archive_length([7])
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        assert archive.getnames() == [relative_path(blobid)]

@@ -258,7 +258,7 @@ def test_a_loop_that_takes_turns_is_waited_for_before_the_commit(
 def test_a_store_that_hangs_is_an_outage_of_the_source(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tar, "tar_argv", lambda _: ["sleep", "600"])
+    monkeypatch.setattr(tar, "tar_argv", lambda *_: ["sleep", "600"])
     session = opened(tmp_path, run={"stall_timeout": 5.0})
     clock = iter(range(0, 100, 3))
     one = batch(tmp_path, b"one")

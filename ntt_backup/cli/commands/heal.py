@@ -88,7 +88,7 @@ def heal(
         with open_catalog(first, command, application="heal") as conn:
             healing = Healing(
                 conn,
-                first.source.root,
+                first.source,
                 targets,
                 workers,
                 dry_run,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ import click
 from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, read_blobids, refuse_paths, writing
 from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, flag, repeated, unless, value
-from ntt_backup.config import RemoteConfig, StoreConfig
+from ntt_backup.config import CatalogConfig, RemoteConfig, StoreConfig
 from ntt_backup.config.sealing import Keyring, SealPolicy, require_sealing
 from ntt_backup.config.signing_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError
@@ -25,6 +26,7 @@ from ntt_backup.pack.format import MAX_ENTRIES, PackError
 from ntt_backup.pack.reader import PackFile
 from ntt_backup.report.plain_output import time_left
 from ntt_backup.source.pack_file import Packed, list_store, pack_blobs
+from ntt_backup.source.store import Store
 
 if TYPE_CHECKING:
     # What mounts takes longer to load than a pack to look into.
@@ -95,19 +97,20 @@ def pack(
     if names is not None and prefix:
         raise click.UsageError("give only one of --list and --prefix")
     require_sealing(recipients)
-    root = source
-    if root is None:
+    if source is None:
         settings = common.load(StoreConfig)
         refuse_paths(settings, "a target with remote.layout = packs takes its files")
-        root = settings.source.root
+        store = Store.of(settings.source)
+    else:
+        store = _store_at(common, source)
     with results.progress_line() as line:
         if names is not None:
             blobids = sorted(set(read_blobids(names)))
         else:  # One more than fits says that they do not.
-            blobids = list(islice(list_store(root, prefix), MAX_ENTRIES + 1))
+            blobids = list(islice(list_store(store, prefix), MAX_ENTRIES + 1))
         with writing(file, _ANOTHER):
             done = pack_blobs(
-                root,
+                store,
                 blobids,
                 file.absolute(),
                 recipients,
@@ -122,6 +125,15 @@ def pack(
     if done.wrong:
         said += [f"NOT packed: {many(len(done.wrong), 'blob')}", *results.wrong_lines(done.wrong)]
     results.report_on(done, said, done.exit_code)
+
+
+def _store_at(common: Common, root: Path) -> Store:
+    """Returns the store in a directory; that of the settings, if they are at hand and name it."""
+    with suppress(ConfigError):
+        known = common.load(CatalogConfig).source
+        if known is not None and known.root == root.absolute():
+            return Store.of(known)
+    return Store(root)
 
 
 def _packed_so_far(done: Packed) -> str:

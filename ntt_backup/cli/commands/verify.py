@@ -357,7 +357,7 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
 
         result = scan_store(
             conn,
-            Store(settings.source.root, grace=settings.source.grace),
+            Store.of(settings.source),
             restart=restart,
             on_begin=begin,
             on_progress=lambda done: line.show(

@@ -26,7 +26,6 @@ from importlib import resources
 from itertools import count
 from typing import Final
 
-from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.channel import NOISE_LIMIT
 from ntt_backup.client.remote_errors import (
     explain_another,
@@ -131,9 +130,10 @@ class TarSession(PipelinedSession):
         When tar wrote another length than announced, the remote no longer knows where the archive
         ends: the session is aborted.
         """
-        with name_list(blob.blobid for blob in ready) as names:
+        layout = self._store.layout
+        with name_list(layout.path_of(blob.blobid) for blob in ready) as names:
             tar = start(
-                tar_argv(self._store.root),
+                tar_argv(self._store.root, layout),
                 stdin=names.fileno(),
                 env=tar_environment(os.environ),
                 capable=True,  # It reads the store.
@@ -161,7 +161,7 @@ class TarSession(PipelinedSession):
         more = f", and {len(altered) - 1} more" if len(altered) > 1 else ""
         return BatchRejected(
             "a blob changed while it was sent",
-            detail=f"{relative_path(altered[0].blobid)}{more}",
+            detail=f"{self._store.layout.path_of(altered[0].blobid)}{more}",
             hint="it is examined again",
         )
 
