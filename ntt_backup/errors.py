@@ -194,6 +194,8 @@ class AnotherTarget(RemoteUnreachable):
         whose: The target that has the identity that was found; "" for none in the catalog.
     """
 
+    whose: str = ""
+
     def __init__(self, expected: str, found: str, whose: str = "") -> None:
         known = f"the catalog knows it as {expected}" if expected else "it has none in the catalog"
         there = found or "a place without an identity"

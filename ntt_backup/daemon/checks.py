@@ -134,8 +134,7 @@ def check_due(
                     failed = True
     except BackupError as error:
         if patient and error.retryable:
-            what = "catalog" if isinstance(error, CatalogUnavailable) else "remote"
-            return JobOver(failed=False, away=what, reason=error.message, detail=error.detail)
+            return JobOver.of_outage(error)
         emit(CheckFailed(command="", **error.fields))
         failed = True
     return JobOver(failed=failed, again_s=min(waits))

@@ -130,6 +130,8 @@ class _Coordinator:
         self._outages = OpenOutages()
         self._error: BackupError | None = None
         self._asked_to_stop = False
+        # Whether another medium of the target is in its place.
+        self._displaced = False
         self._killed = False
         self._failed_blobs = FailedBlobs()
         self._batches = BatchLines()
@@ -167,7 +169,7 @@ class _Coordinator:
                     self._finish_job("files", "registering files")
                 pending = self._watch or preflight.pending or self._history.any_pending()
                 if pending and not self._inbox.stops:
-                    self._work()
+                    self._work_in_turns()
                 else:
                     self._dismiss()
                 if not self._watch:  # What ends the work on blobs is no reason to lose the dump.
@@ -211,6 +213,7 @@ class _Coordinator:
                 self._sit_out((self._workers.first.due or 0.0) - time.monotonic())
             except BackupError as error:
                 if self._watch and self._is_another_medium(error):
+                    outages.back("preflight")
                     self._systemd.ready()
                     self._systemd.status(f"waiting for its turn: {error.message}")
                     self._sit_out(self._settings.run.poll_interval)
@@ -325,13 +328,32 @@ class _Coordinator:
 
     # --- the loop ---------------------------------------------------------------------------------
 
+    def _work_in_turns(self) -> None:
+        """Works, and waits until its medium is back whenever another one has taken the place."""
+        self._work()
+        while self._displaced and not self._asked_to_stop and self._preflight() is not None:
+            self._displaced = False
+            self._work()
+
+    def _leave(self) -> None:
+        """Ends the work until the medium is back. The place answers, so its outage is over."""
+        self._displaced = True
+        self._answered("remote", None)
+        for job in self._jobs.values():
+            job.displaced = False
+            if job.running:
+                job.discard()
+                job.hurry()
+        self._workers.stop()
+
     def _work(self) -> None:
         while self._workers.busy:
             now = time.monotonic()
             for worker in self._workers:
                 if worker.due is not None and worker.due <= now:
                     worker.start(now)
-            if self._watch and not self._asked_to_stop and not self._control.paused:
+            idle = self._asked_to_stop or self._displaced or self._control.paused
+            if self._watch and not idle:
                 # A side job alone retries by itself.
                 by_workers = [one for one in self._outages.all if one.event.worker is not None]
                 for job in self._jobs.values():
@@ -353,7 +375,10 @@ class _Coordinator:
             self._progress.take(worker.worker, message, now)
             match message:
                 case Fatal():
-                    self._fail(message.error)
+                    if isinstance(message.error, AnotherTarget) and self._settings.media:
+                        self._leave()
+                    else:
+                        self._fail(message.error)
                 case ProcessEnded():
                     self._died(worker, message, now)
                 case Drained() if not self._watch:
@@ -386,6 +411,8 @@ class _Coordinator:
                     for side in {"catalog"} if scanned else job.needs:
                         self._answered(side, None)
                 self._emit(event)
+        if any(job.displaced for job in self._jobs.values()):
+            self._leave()
 
     # --- outages ----------------------------------------------------------------------------------
 
@@ -412,7 +439,7 @@ class _Coordinator:
             job.answer(side)
 
     def _died(self, worker: SupervisedWorker, death: ProcessEnded, now: float) -> None:
-        if self._asked_to_stop:
+        if self._asked_to_stop or self._displaced:
             return
         try:
             self._emit(worker.plan_restart(death, now))

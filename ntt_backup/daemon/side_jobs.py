@@ -78,6 +78,7 @@ class SideJob(ChildProcess):
     Attributes:
         name: Of the process.
         needs: The sides without which the work cannot be done.
+        displaced: Whether another medium was found in the place of the target.
         looks: Whether the work knows when it is due, and so is begun when settings are read again.
         recovered: The event of work that has not failed, or is switched off, after an error.
 
@@ -95,6 +96,7 @@ class SideJob(ChildProcess):
         super().__init__()
         self.settings = settings
         self.failed = False
+        self.displaced = False
         self.away = ""
         self.pace: Pace | None = None
         self._failures = Restarts(Backoff(RETRY_SECONDS, MOST_RETRY_SECONDS), jitter=lambda: 1.0)
@@ -192,6 +194,10 @@ class SideJob(ChildProcess):
 
     def _end(self, ended: ProcessEnded, over: JobOver | None, now: float) -> Iterator[Event]:
         """Takes in that the process has ended, and sets when the next one starts."""
+        if over is not None and over.displaced and self.settings.media and self._waits is not None:
+            self.displaced = True
+            self.hurry()  # Once its own medium is there.
+            return
         if over is not None and over.away and self._waits is not None:
             self.away = over.away
             self._broken += self._last is not None
@@ -283,8 +289,7 @@ class DumpJob(SideJob):
             tell_parent(DumpFailed(**error.fields))
         except BackupError as error:
             if patient and error.retryable:
-                what = "catalog" if isinstance(error, CatalogUnavailable) else "remote"
-                return JobOver(failed=False, away=what, reason=error.message, detail=error.detail)
+                return JobOver.of_outage(error)
             tell_parent(DumpFailed(**error.fields))
         else:
             if not made.tells:
@@ -420,8 +425,7 @@ class FilesJob(SideJob):
             # No blob waits for the database of an application.
             ours = isinstance(error, CatalogUnavailable)
             if patient and ours and not isinstance(error, FileListUnavailable):
-                reason, detail = error.message, error.detail
-                return JobOver(failed=False, away="catalog", reason=reason, detail=detail)
+                return JobOver.of_outage(error)
             tell_parent(FilesFailed(**error.fields))
             return JobOver(failed=True)
         return JobOver(failed=False, again_s=wait_s)

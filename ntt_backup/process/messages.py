@@ -154,7 +154,12 @@ class Fatal(ErrorFields):
         kind = getattr(errors, self.error_class, None)
         if not (isinstance(kind, type) and issubclass(kind, errors.BackupError)):
             kind = errors.WorkerFailed
-        return kind(self.message, detail=self.detail, hint=self.hint, exit_code=self.exit_code)
+        # Some classes make their message themselves.
+        error = kind.__new__(kind)
+        errors.BackupError.__init__(
+            error, self.message, detail=self.detail, hint=self.hint, exit_code=self.exit_code
+        )
+        return error
 
 
 class RemoteProbed(Message):
@@ -190,6 +195,7 @@ class JobOver(Message):
         again_s: The seconds until the next start; None: as usual.
         away: The side whose outage stopped the job, so that the job waits for it; "" for none.
         reason: The message of the error of the outage; detail: its detail.
+        displaced: Whether another target is in the place of the remote.
     """
 
     failed: bool
@@ -197,3 +203,15 @@ class JobOver(Message):
     away: str = ""
     reason: str = ""
     detail: str = ""
+    displaced: bool = False
+
+    @classmethod
+    def of_outage(cls, error: errors.BackupError, *, failed: bool = False) -> Self:
+        """Returns the end of a job that a retryable error has stopped."""
+        return cls(
+            failed=failed,
+            away="catalog" if isinstance(error, errors.CatalogUnavailable) else "remote",
+            reason=error.message,
+            detail=error.detail,
+            displaced=isinstance(error, errors.AnotherTarget),
+        )

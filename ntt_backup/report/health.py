@@ -28,7 +28,12 @@ _LONG_OUTAGE: Final = timedelta(hours=1)
 _SILENT: Final = timedelta(minutes=10)
 # Blobs may wait so long for the next run of a timer.
 _BETWEEN_RUNS: Final = timedelta(hours=26)
-_AWAY: Final = {"remote": "The remote", "catalog": "The catalog", "source": "The local store"}
+_AWAY: Final = {
+    "remote": "The remote",
+    "catalog": "The catalog",
+    "source": "The local store",
+    "preflight": "Something that the start needs",
+}
 
 
 class Health(IntEnum):
@@ -231,6 +236,8 @@ def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:
         if known.error:
             what = f"The last snapshot of {name} failed: {known.error}"
             yield _act(what, f"`ntt-backup-remote snapshot take {name}`")
+        elif facts.settings.media:
+            continue  # A medium is late as long as others have their turn.
         elif every and known.taken_at and now - known.taken_at > timedelta(seconds=2 * every):
             what = f"The snapshot of {name} is late: the last one was {_ago(known.taken_at, now)}"
             yield _act(what, f"`ntt-backup-remote snapshot take {name}`")

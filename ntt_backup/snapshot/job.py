@@ -157,8 +157,7 @@ def take_due(settings: RemoteConfig, emit: Emit, *, patient: bool = False) -> Jo
         except BackupError as error:
             if patient and error.retryable:
                 keep(settings, name, known)
-                reason, detail = error.message, error.detail
-                return JobOver(failed=failed, away="remote", reason=reason, detail=detail)
+                return JobOver.of_outage(error, failed=failed)
             failed = True
             emit(SnapshotFailed(set=name, **error.fields))
         dues.append(time.monotonic() + wait)

@@ -24,6 +24,7 @@ from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import (
+    AnotherTarget,
     BackupError,
     BatchRejected,
     CatalogError,
@@ -62,6 +63,7 @@ class Worker:
     """Runs until nothing is pending; with watch until it is told to stop. name: unique in a run.
     interval: seconds from one look for new blobs to the next; its value may change. first_reads:
     reads the files that go by their paths; None where names are hashes.
+    takes_turns: whether another target may be in the place of this one, which then ends the work.
     """
 
     def __init__(
@@ -77,11 +79,13 @@ class Worker:
         watch: bool,
         interval: SharedNumber | None = None,
         first_reads: FirstReads | None = None,
+        takes_turns: bool = False,
     ) -> None:
         self._run = run
         self._first_reads = first_reads
         self._interval = interval or SharedNumber(run.poll_interval)
         self._watch = watch
+        self._takes_turns = takes_turns
         self._store = store
         self._ahead = ahead
         self._connect_remote = connect_remote
@@ -121,6 +125,8 @@ class Worker:
                 except CatalogUnavailable as error:
                     self._catalog_away(error)
                 except RemoteUnreachable as error:
+                    if self._takes_turns and isinstance(error, AnotherTarget):
+                        raise
                     self._remote_away(error)
                 except SourceError as error:
                     self._source_away(error)

@@ -213,6 +213,7 @@ def make_worker(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe)
         watch=spec.watch,
         interval=spec.poll,
         first_reads=reads,
+        takes_turns=spec.watch and bool(settings.media),
     )
 
 

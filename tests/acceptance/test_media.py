@@ -87,6 +87,7 @@ def test_a_daemon_serves_disks_that_are_swapped(env: Environment, rotation: Disk
     mine = "a" if marked(env, "a") == on(rotation, "a") else "b"
     other = "b" if mine == "a" else "a"
     everything = marked(env, "a") | marked(env, "b")
+    env.write_config(**{"checks.reconcile": {"every": 1}})
     with env.running("--target", "usb", "run", "--watch") as run:
         for turn in range(20):
             everything |= set(env.fill(6, seed=turn))
@@ -101,6 +102,10 @@ def test_a_daemon_serves_disks_that_are_swapped(env: Environment, rotation: Disk
     assert on(rotation, "a") >= marked(env, mine) == everything
     assert on(rotation, "b") >= marked(env, other) == everything
     assert env.events("blob_failed") == []
+    # A medium whose disk is away waits for its turn; the moment of a swap may be one.
+    away = "another target is in the place of this one"
+    assert [one for one in env.events("outage") if one["reason"] == away] == []
+    assert len(env.events("run_start")) == len(env.events("run_stop"))
 
 
 @pytest.mark.parametrize("media", [[], ["a"], ["a", "a"], ["A", "b"], "a", [1, 2], ["a", "b c"]])

@@ -104,6 +104,8 @@ WRONG = CheckRun("verify", NOW, NOW, 7, 100, 1000, 2, "")
 RECONCILED = CheckRun("reconcile", NOW, NOW, 0, 100, 0, 0, "")
 DRILLED = CheckRun("drill", NOW - DAY, NOW - DAY, 0, 100, 1000, 0, "")
 WRONG_BEFORE = replace(WRONG, started_at=NOW - DAY, ended_at=NOW - DAY)
+DAILY = {"snapshots": {"etc": {"paths": ["/etc"], "every": "1d"}}}
+LATE = Last("2026-01-01T00:00:00Z", taken_at=NOW - 3 * DAY)
 NO_SPACE = Last(failed_at=NOW, error="no space")
 PROMISED = settings(policy={"copies": 2})
 FOREIGN, NEW = Contact(NOW - DAY, 5000), Contact(NOW - HOUR, 0)
@@ -136,6 +138,11 @@ OLD_COUNT = replace(KEPT, counted_at=NOW - 2 * DAY)
         (HEALTHY, "A run is under way on elsewhere", facts(runs=[UNDER_WAY])),
         (WAITING, "Somebody paused it", facts(daemon=daemon(paused=True))),
         (WAITING, "The remote has been", facts(daemon=daemon(outages=away(HOUR / 2)))),
+        (
+            ACTION,
+            "Something that the start needs has been unreachable",
+            facts(daemon=daemon(outages=[replace(away(2 * HOUR)[0], what="preflight")])),
+        ),
         (ACTION, "for 2 h 0 min", facts(daemon=daemon(outages=away(2 * HOUR)))),
         (ACTION, "The target lacks the version etc@x, the newest", facts(missed=[MISSED])),
         (WAITING, "are older", facts(trouble=AWAY)),
@@ -161,6 +168,12 @@ OLD_COUNT = replace(KEPT, counted_at=NOW - 2 * DAY)
         (ACTION, "There is no dump of the catalog", facts(dumps=[])),
         (ACTION, "dump of the ca", facts(dumps=[replace(DUMP, ended_at=NOW - 20 * DAY)])),
         (ACTION, "The last snapshot of etc failed: no space", facts(snapshots={"etc": NO_SPACE})),
+        (ACTION, "etc is late", facts(settings=settings(**DAILY), snapshots={"etc": LATE})),
+        (
+            HEALTHY,
+            "All blobs are copied",
+            facts(settings=settings(media=["a", "b"], **DAILY), snapshots={"etc": LATE}),
+        ),
         (ACTION, "verify, 0.0 s ago, found 2 blobs missing or wrong", facts(checks=[WRONG])),
         (
             HEALTHY,

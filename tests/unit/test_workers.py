@@ -16,7 +16,13 @@ from ntt_backup import events
 from ntt_backup.client.backoff import RESTARTS, SOUND_SECONDS, Backoff, Restarts
 from ntt_backup.config import Settings
 from ntt_backup.daemon.workers import SupervisedWorker, WorkerPool, workers_needed
-from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported, WorkerFailed
+from ntt_backup.errors import (
+    AnotherTarget,
+    BackupError,
+    RemoteUnreachable,
+    Unsupported,
+    WorkerFailed,
+)
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.messages import Drained, Fatal, Message, ProcessEnded, Tick, decode
 from ntt_backup.process.spawn import Child, wait_for
@@ -172,18 +178,23 @@ def test_a_fatal_error_is_a_good_bye(start: Start) -> None:
     assert listen(start(say(fatal) + "exit 6")) == [fatal]
 
 
-@pytest.mark.parametrize("kind", [RemoteUnreachable, Unsupported])
-def test_an_error_of_a_worker_is_of_the_same_class_at_the_coordinator(
-    kind: type[BackupError],
-) -> None:
-    said = Fatal.of(kind("away", detail="why", hint="what to do"))
+@pytest.mark.parametrize(
+    "error",
+    [
+        RemoteUnreachable("away", detail="why", hint="what to do"),
+        Unsupported("away", detail="why", hint="what to do"),
+        AnotherTarget("its id", "another id"),
+    ],
+)
+def test_an_error_of_a_worker_is_of_the_same_class_at_the_coordinator(error: BackupError) -> None:
+    said = Fatal.of(error)
     heard = decode(said.encode())
     assert isinstance(heard, Fatal)
-    assert type(heard.error) is kind
-    assert heard.error.fields == said.error.fields
+    assert type(heard.error) is type(error)
+    assert heard.error.fields == error.fields
     other = replace(said, error_class="os").error
     assert isinstance(other, WorkerFailed)
-    assert other.exit_code == kind.exit_code
+    assert other.exit_code == error.exit_code
 
 
 def test_what_it_started_ends_with_it(start: Start, tmp_path: Path) -> None:
