@@ -16,8 +16,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from ntt_backup.catalog import (
@@ -40,6 +42,7 @@ from ntt_backup.errors import (
     BackupError,
     ConfigError,
     RemoteCannotStore,
+    RemoteUnreachable,
     SourceError,
 )
 from ntt_backup.formatting import duration, many, size
@@ -308,8 +311,26 @@ class Preflight:
             self._any_copied = selection.any_copied(catalog, self._settings.target)
         return self._any_copied
 
+    def _refuse_bare_mount_point(self) -> None:
+        """Raises RemoteUnreachable where a daemon would take a bare mount point for a new disk.
+
+        While disks are swapped the mount point is empty, as a new medium is.
+        """
+        settings, remote = self._settings, self._settings.remote
+        if not (self._watch and settings.media and remote.kind == "file"):
+            return
+        with suppress(OSError):
+            here = Path(remote.path).stat().st_dev
+            if here in (Path("/").stat().st_dev, settings.source.root.stat().st_dev):
+                raise RemoteUnreachable(
+                    "no medium is there",
+                    detail=f"{remote.path} is on a file system of this machine",
+                    hint="mount the disk; a run without --watch begins a new medium wherever it is",
+                )
+
     def _make_place(self, ask: Ask) -> str:
         """Has the remote make what is missing of the place; returns the identity of the place."""
+        self._refuse_bare_mount_point()
         answer = ask(PLACE)
         assert isinstance(answer, Done)
         return answer.text

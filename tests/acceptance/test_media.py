@@ -108,6 +108,30 @@ def test_a_daemon_serves_disks_that_are_swapped(env: Environment, rotation: Disk
     assert len(env.events("run_start")) == len(env.events("run_stop"))
 
 
+def test_a_daemon_takes_no_mount_point_without_its_disk_for_a_new_medium(
+    env: Environment, rotation: Disks
+) -> None:
+    first = set(env.fill(6, seed=1))
+    env.run("--target", "usb", "run", expect=0)
+    mine, other = ("a", "b") if marked(env, "a") else ("b", "a")
+    with env.running("--target", "usb", "run", "--watch") as run:
+        wait_until(lambda: len(env.events("worker_start")) >= 2, "the daemon to begin")
+        rotation.mount("none")
+        gone = "is on a file system of this machine"
+        wait_until(lambda: any(gone in str(one) for one in env.events("outage")), "an outage")
+        rotation.mount("a")
+        first |= set(env.fill(6, seed=2))
+        wait_until(partial(has, env, mine, len(first)), "all on the disk")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(PATIENCE) == 143, env.output()
+    assert rotation.content("none") == {}
+    assert marked(env, other) == set()
+    # A person who calls a run says that the disk is there.
+    rotation.mount("b")
+    env.run("--target", "usb", "run", expect=0)
+    assert marked(env, other) == on(rotation, "b") == first
+
+
 @pytest.mark.parametrize("media", [[], ["a"], ["a", "a"], ["A", "b"], "a", [1, 2], ["a", "b c"]])
 def test_media_are_names_that_differ(env: Environment, rotation: Disks, media: Any) -> None:
     env.write_config(**{"targets.usb": {"media": media}, "targets.other": {"url": "file:///x"}})
