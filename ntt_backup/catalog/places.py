@@ -311,7 +311,7 @@ def places_of(
     Args:
         conn: The connection.
         blobids: The blobs.
-        each: The most paths of a blob that are listed, and of those that are gone.
+        each: The most paths of a blob.
     """
     found: dict[str, list[bytes]] = {}
     for blobid, path in conn.ask("find files", "places_of", blobids=list(blobids), each=each):

@@ -166,20 +166,17 @@ where p.id = r.id and p.blobid is null;
 
 -- name: places_of
 -- A few paths where the given blobs lie, those that their origin still gives first. Many files may be equal.
-select wanted.blobid, p.path
-from unnest(%(blobids)s::text[]) as wanted (blobid)
-cross join lateral (
-    (
-        select path, 0 as gone, id from ntt_backup.places
-        where blobid = wanted.blobid and replaced_at is null and gone_at is null limit %(each)s
-    )
-    union all
-    (
-        select path, 1, id from ntt_backup.places
-        where blobid = wanted.blobid and replaced_at is null and gone_at is not null limit %(each)s
-    )
+-- With a limit for each blob the server would expect to find so many soon, and read the table from its start.
+select blobid, path
+from (
+    select blobid, path, row_number() over (
+        partition by blobid order by gone_at is not null, id
+    ) as nth
+    from ntt_backup.places
+    where blobid = any(%(blobids)s::text[]) and replaced_at is null
 ) as p
-order by p.gone, p.id;
+where nth <= %(each)s
+order by nth;
 
 -- name: ages_of_passes
 -- The seconds since the last pass over each origin has ended, if none is under way.
