@@ -6,8 +6,8 @@ that is read costs. Another target sums each file where it is.
 
 A blob that is wrong, and right in no other pack, becomes pending again. So do all blobs of a pack
 that is lost, unless another pack of the ledger names them: which they are, the catalog knows and
-the tables of these packs. Whatever else is on the target anybody may have put there, and no later
-check looks at it: it counts once it was read.
+the tables of these packs. Anybody may have put the other packs there, and no later check reads
+them: a blob in one of them counts once this check has read it.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ server its counts with a delay of some seconds, and ours at once: beside working
 not match, which costs a dump and no more. What is overlooked is seen the next time, or when the
 dump has reached `dump.max_age`.
 
-No check needs the history of checks. A catalog that has not got that table yet, or a role that may
-not read it, has a history of checks without an entry.
+Where the table of checks is missing, or the role may not read it, the history of checks is taken as
+empty.
 """
 
 from __future__ import annotations

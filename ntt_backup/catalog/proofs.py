@@ -4,10 +4,10 @@ A table may have columns for a target that another program has marked, and dates
 the first contact with a target on, whoever sets a date is believed; an earlier date, and none, is
 no proof. Rows that we mark have the date of their receipt.
 
-How many blobs have how many proved copies takes a look at each row: no figures by target tell
-which blobs lack two. An index of the dates would make each mark dearer, and a table that marks keep
-would be wrong once another program changes a row. So a count of a large table reads all of it, and
-is kept with its time; a run that watches renews it (`policy.every`).
+Counting blobs by the number of their proved copies reads each row: totals by target do not say
+which blobs lack two copies. An index of the dates would make each mark dearer, and a table that
+marks keep would be wrong once another program changes a row. So a count of a large table reads all
+of it, and is kept with its time; a run that watches renews it (`policy.every`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Named files beside blobs, on any kind of target: snapshots, dumps of the catalog."""
+"""Named files on any kind of target: packs, snapshots, dumps of the catalog."""

@@ -7,9 +7,8 @@ exist can be restored: a manifest goes before all that it needs, and before its 
 Whoever may add versions to a target must not be able to have others removed by that. So a version
 counts by when it arrived, as the target knows it, and not by what it says; a doubtful version (see
 `doubts`) takes no place among those that are kept, and does not go by itself. A version of this
-host that expired may be put back as it was. It is known by its name: this host gives each version
-a name above all before it, and the newest never expires, so what is put back arrives after one with
-a higher name.
+host that expired may be put back as it was. The names of the versions of this host only rise, and
+the newest one never expires. So a version was put back that arrived after one with a higher name.
 
 A version that this host has pinned (`filestore.pins`) stays beside those that the rule keeps, and
 takes the place of none of them.

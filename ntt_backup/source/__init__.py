@@ -1,1 +1,1 @@
-"""The local store is inspected and read, and never changed."""
+"""The local store is inspected and read; only `restore.heal` writes into it."""

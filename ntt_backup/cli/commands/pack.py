@@ -53,8 +53,8 @@ _ANOTHER = "name another file, or replace this one by --force"
 @value(
     "--image",
     PATH,
-    "Write the image of a file system instead, which shows the blobs of FILE, a pack or a"
-    " directory of packs; see docs/mount.md.",
+    "Instead, write IMAGE, a file system that shows the blobs of FILE. FILE may be a directory of"
+    " packs; see docs/mount.md.",
     metavar="IMAGE",
 )
 @repeated("--recipient", "AGE1...", "Seal FILE for this age public key", "recipients")

@@ -6,8 +6,8 @@ and made anew without it. The receipt is the target's checksum of the whole file
 ours.
 
 A name follows from the blobs alone. So a batch that is sent again finds what was stored of it,
-whether its answer was lost or its sender died. A sealed pack has another name each time; there
-large blobs are packs, too, since no name may tell a blobid.
+whether its answer was lost or its sender died. Where packs are sealed, a pack has another name
+each time, and a large blob is a pack, too: the name of a file must not reveal a blobid.
 """
 
 from __future__ import annotations
