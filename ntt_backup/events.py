@@ -96,11 +96,13 @@ class RunStart(Event):
     watch: bool
     source: Annotated[str, doc("the store's directory")]
     remote: Annotated[str, doc("host:path, or the URL of what has no host")]
+    prefixes: Annotated[str, doc("the part of the store that is sent; empty for all of it")] = ""
 
     def _text(self) -> str:
+        part = f" ({self.prefixes} alone)" if self.prefixes else ""
         return (
             f"{many(self.workers, 'worker')}, strategy {self.strategy},"
-            f" target {self.target}: {self.source} to {self.remote}"
+            f" target {self.target}: {self.source}{part} to {self.remote}"
         )
 
 

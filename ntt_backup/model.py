@@ -7,7 +7,7 @@ carries any text; `layout.relative_path` checks it before it becomes a path.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -18,6 +18,7 @@ from ntt_backup.wire.framing import MAX_BLOB
 DEFAULT_TARGET: Final = "remote"
 _FAILURES_KEPT: Final = 1000
 _BLOBIDS: Final = 1 << 256
+_PREFIXES: Final = 256
 
 
 class Reason(StrEnum):
@@ -144,6 +145,59 @@ class Shard:
 
 
 WHOLE: Final = Shard()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of the store that a host holds: all blobids that begin with certain digits.
+
+    A text that is no blobid belongs to the part in whose ranges the catalog sorts it.
+
+    Attributes:
+        prefixes: The first two digits of these blobids, as numbers, in order.
+    """
+
+    prefixes: tuple[int, ...] = tuple(range(_PREFIXES))
+
+    @property
+    def whole(self) -> bool:
+        """Whether the part is all of the store."""
+        return len(self.prefixes) == _PREFIXES
+
+    @property
+    def spans(self) -> list[tuple[str, str | None]]:
+        """The ranges of texts, neighbours joined: the first text, and the end; None for no end."""
+        return [
+            (f"{first:02x}" if first else "", f"{last + 1:02x}" if last < _PREFIXES - 1 else None)
+            for first, last in self._runs
+        ]
+
+    @property
+    def words(self) -> list[str]:
+        """A line about the part and the rest; none if the part is all of the store."""
+        text = f"the blobs of {self} alone (source.prefixes); the rest belongs to other hosts"
+        return [] if self.whole else [text]
+
+    def has(self, digits: str) -> bool:
+        """Returns whether the part has a blobid. digits: at least its first two."""
+        return int(digits[:2], 16) in self.prefixes
+
+    @property
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """The first and the last of prefixes that follow each other."""
+        known = set(self.prefixes)
+        ends = (one for one in self.prefixes if one + 1 not in known)
+        return zip((one for one in self.prefixes if one - 1 not in known), ends, strict=True)
+
+    def __str__(self) -> str:
+        """Returns the prefixes as the settings have them, such as `00-7f a3`; "" for all."""
+        runs = [] if self.whole else self._runs
+        return " ".join(
+            f"{one:02x}" if one == last else f"{one:02x}-{last:02x}" for one, last in runs
+        )
+
+
+ALL_BLOBS: Final = Part()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 All three lists come in the order of blobids, range by range: the catalog's rows of one range are
 read and sorted, the store's directories and the remote's listing are sorted as they come. A merge
 of the three sees every blob once, with the memory of a 256th of the catalog, or of 100,000 rows.
+A host that holds a part of the store compares this part alone.
 
 In every range the catalog is read first. A blob that a run copies at this moment may then show as
 not marked yet, which is harmless; it can never show as copied and absent.
@@ -111,6 +112,7 @@ class Comparison:
         marked: Blobs that were marked as copied.
         strangers: Sealed packs that this host has not signed.
         examples: The first differences of each kind, each with a remark.
+        outside: A blob of each prefix of other hosts that the store has.
     """
 
     rows: int = 0
@@ -126,6 +128,7 @@ class Comparison:
         default_factory=lambda: Counter(dict.fromkeys(Difference, 0))
     )
     examples: dict[Difference, list[str]] = field(default_factory=dict)
+    outside: list[str] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -218,6 +221,7 @@ class _Work:
     seen: Comparison = field(default_factory=Comparison)
 
     def __post_init__(self) -> None:
+        self.seen.outside = [] if self.by_path else self.tree.outside()
         self.prefixes = [] if self.by_path else self._in_order(self.tree.level(""))
 
     def ranges(self, on_progress: Callable[[Comparison], None]) -> Iterator[list[Blob]]:
@@ -225,7 +229,9 @@ class _Work:
         # Each range costs the remote's answer to a listing, and holds its rows in memory.
         rows = rows_about(self.conn)
         digits = next((some for some in range(2) if rows <= _RANGE_ROWS * 16**some), 2)
-        ranges = ranges_below(digits)
+        if not self.conn.part.whole:
+            digits = 2
+        ranges = [one for one in ranges_below(digits) if digits < 2 or self.conn.part.has(one[0])]
         first = self.first * len(ranges) // RANGES
         for number, (prefix, one) in enumerate((*ranges[first:], *ranges[:first]), 1):
             self.compare(prefix, one)
@@ -296,8 +302,8 @@ class _Work:
         Returns the packs that the target has lost.
         """
         lost: list[StoredPack] = []
-        rows = ((pack.key, pack) for pack in iter_packs(self.conn, self.target))
-        listed = ((pack.key, pack) for pack in packs_of(names.store))
+        rows = ((one.key, one) for one in iter_packs(self.conn, self.target) if self._mine(one))
+        listed = ((one.key, one) for one in packs_of(names.store) if self._mine(one))
 
         def unrecorded() -> Iterator[PackObject]:
             for key, (recorded, objects) in _merge(rows, listed):
@@ -319,6 +325,11 @@ class _Work:
                 with translated("record a pack"), self.conn.transaction():
                     insert_packs(self.conn, self.target, [stored])
         return lost
+
+    def _mine(self, pack: StoredPack | PackObject) -> bool:
+        """Returns whether a pack is of the part that is compared, by its smallest blobid."""
+        name = PackKey.read(pack.key)
+        return name is None or self.conn.part.has(name.low)
 
     def end(self, gone: Sequence[StoredPack]) -> Comparison:
         self.record()

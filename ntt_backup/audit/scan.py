@@ -6,8 +6,9 @@ size yet: it is registered without one. After each batch the last finished direc
 catalog, where an interrupted scan continues: walking tens of millions of files takes hours. Memory
 is that of one batch.
 
-Whatever in the store is not a blob is reported and left alone: counted, never followed or
-registered. Content is not read; a blob that does not hash to its name is found when it is sent.
+A host that holds a part of the store walks this part alone. Whatever in the store is not a blob is
+reported and left alone: counted, never followed or registered. Content is not read; a blob that
+does not hash to its name is found when it is sent.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class ScanResult:
         strays: Entries that are no blobs, by kind.
         directories: The number of finished directories of blobs; `directory` is the last of them.
         resumed_from: The last directory of the scan that was continued, or None.
+        outside: A blob of each prefix of other hosts that the store has. These are left alone.
     """
 
     registered: int = 0
@@ -51,6 +53,7 @@ class ScanResult:
     directory: str | None = None
     duration_s: float = 0.0
     resumed_from: str | None = None
+    outside: list[str] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -83,13 +86,19 @@ class _Scan:
     tree: SourceTree
     on_progress: Callable[[ScanResult], None]
     on_stray: Callable[[Stray], None]
+    root: str = ""
     # Registered, and strays, by the scan that is continued.
     before: tuple[int, int] = (0, 0)
     result: ScanResult = field(default_factory=ScanResult)
     started: float = field(default_factory=time.monotonic)
 
+    def __post_init__(self) -> None:
+        # Hosts that each hold a part may call their roots the same.
+        self.root = f"{self.tree.root} {self.tree.part}".rstrip()
+
     def run(self, on_begin: Callable[[str | None], None], *, restart: bool) -> ScanResult:
-        result, root = self.result, str(self.tree.root)
+        result, root = self.result, self.root
+        result.outside = self.tree.outside()
         earlier = ledger.load_scan(self.conn, root)
         if restart or earlier is None or earlier.finished:
             ledger.begin_scan(self.conn, root)
@@ -133,7 +142,7 @@ class _Scan:
             strays + result.strays.total(),
             finished,
         )
-        ledger.save_scan(self.conn, str(self.tree.root), progress)
+        ledger.save_scan(self.conn, self.root, progress)
         result.duration_s = time.monotonic() - self.started
         self.on_progress(result)
 

@@ -91,7 +91,7 @@ def measure(settings: Settings, options: Options, progress: Progress) -> Finding
 
 def population(settings: Settings) -> list[Blob]:
     """Returns some blobs of the catalog with their sizes. Raises SourceError for none."""
-    conn = connection.connect(settings.catalog.url, application_name("bench"))
+    conn = connection.connect(settings.catalog.url, application_name("bench"), part=settings.part)
     try:
         verify_schema(conn, settings.target, "bench")
         drawn = draw_from_catalog(conn, settings.target, _POPULATION)

@@ -32,6 +32,7 @@ from ntt_backup.errors import (
     SessionExpired,
 )
 from ntt_backup.formatting import printable
+from ntt_backup.model import ALL_BLOBS, Part
 
 # What the driver logs it raises as well; without a handler Python would print it over the screen.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
@@ -104,7 +105,44 @@ class _Blobs(sql.Composable):
         return name.as_bytes(context)
 
 
-_PARTS = {"blobs": _Blobs(as_text=False), "blobs_name": _Blobs(as_text=True)}
+class _OfPart(sql.Composable):
+    """Writes SQL that a function makes of the part of the session that executes the query."""
+
+    def as_bytes(self, context: AdaptContext | None = None) -> bytes:
+        text: str = self._obj(getattr(context and context.connection, "part", ALL_BLOBS))
+        return text.encode()
+
+
+def _mine(column: str) -> _OfPart:
+    """Returns the condition that a column is in the part of the session."""
+
+    def write(part: Part) -> str:
+        if part.whole:
+            return "true"
+        bounds = ((f"{column} >= '{lo}'", hi and f"{column} < '{hi}'") for lo, hi in part.spans)
+        return f"({' or '.join(' and '.join(filter(None, some)) for some in bounds)})"
+
+    return _OfPart(write)
+
+
+def _noted(text: str) -> _OfPart:
+    """Returns SQL about the column `prefixes` of our tables; "" where a session has no part.
+
+    A catalog may still lack the column, so no other session names it.
+    """
+    return _OfPart(lambda part: "" if part.whole else text.format(part))
+
+
+_PARTS = {
+    "blobs": _Blobs(as_text=False),
+    "blobs_name": _Blobs(as_text=True),
+    "mine": _mine("blobs.blobid"),
+    "mine_listed": _mine("f.blobid"),
+    "mine_packed": _mine('low collate "C"'),
+    "and_of_part": _noted("and coalesce(to_jsonb(r) ->> 'prefixes', '') = '{}'"),
+    "prefixes": _noted(", prefixes"),
+    "its_prefixes": _noted(", '{}'"),
+}
 
 
 @cache
@@ -147,11 +185,13 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     schema: where that path finds the table `blobs`, else where a new table would be created; None
     where the path names no schema that exists.
     privileged: whoever logged in has rights beyond the database, or may become a role that has.
+    part: the part of the blobs that the session is about, see `{mine}` in `sql/`.
     """
 
     search_path = ""
     schema: str | None = None
     privileged = False
+    part = ALL_BLOBS
 
     def rows(
         self, name: str, values: Mapping[str, object] | None = None, /, **parts: sql.Composable
@@ -169,7 +209,9 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             return self.rows(name, values or None)
 
 
-def connect(url: str, application_name: str, *, no_tables: bool = False) -> Connection:
+def connect(
+    url: str, application_name: str, *, no_tables: bool = False, part: Part = ALL_BLOBS
+) -> Connection:
     """Opens a connection in autocommit mode; each end notices within 30 s that the other died.
 
     A role with rights beyond the database gets no connection where roles with fewer rights can put
@@ -186,6 +228,7 @@ def connect(url: str, application_name: str, *, no_tables: bool = False) -> Conn
         application_name: what pg_stat_activity shows.
         no_tables: the session uses no tables but the system catalogs, so who can put code into
             ours is not checked.
+        part: the part of the blobs that the session is about.
 
     Raises:
         ConfigError: The url is malformed.
@@ -206,6 +249,7 @@ def connect(url: str, application_name: str, *, no_tables: bool = False) -> Conn
         )
     except psycopg.Error as error:
         raise _translate(error, f"accept our connection ({describe(url)})") from error
+    conn.part = part
     with translated("set up the connection"):
         ((conn.search_path, conn.schema, conn.privileged, compared),) = conn.rows(
             "begin_session", privileged=privileged()

@@ -165,6 +165,11 @@ def find_blob(conn: Connection, name: str) -> str:
     return found[0]
 
 
+def is_mine(conn: Connection, blobid: str) -> bool:
+    """Returns whether a blob of the catalog is in the session's part, also a malformed one."""
+    return any(mine for (mine,) in conn.ask("tell whose a blob is", "is_mine", blobid=blobid))
+
+
 def ledger_of(conn: Connection, blobid: str) -> list[LedgerEntry]:
     """Returns what the ledger of each target says of a blob of the catalog."""
     entries = []

@@ -19,6 +19,7 @@ empty.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -28,7 +29,9 @@ from psycopg import errors
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.ledger import storable
 from ntt_backup.catalog.range_locks import lock_class
+from ntt_backup.config.values import parse_prefixes
 from ntt_backup.errors import ConfigError
+from ntt_backup.model import Part
 
 _NOTE_RUN = "note the run"
 _READ_RUNS = "read the history of runs"
@@ -169,6 +172,17 @@ def recent_runs(conn: Connection, target: str, limit: int) -> list[Run]:
     return [Run(*row) for row in conn.ask(_READ_RUNS, "recent_runs", target=target, limit=limit)]
 
 
+def parts_of_others(conn: Connection, target: str) -> list[tuple[Part, str]]:
+    """Returns the parts of the blobs that other hosts have, by their runs, with their hosts."""
+    found = []
+    if not conn.part.whole:
+        mine = str(conn.part)
+        for prefixes, host in conn.ask(_READ_RUNS, "parts_of_others", target=target, prefixes=mine):
+            with suppress(ValueError):
+                found.append((parse_prefixes(prefixes), host))
+    return found
+
+
 # --- dumps ----------------------------------------------------------------------------------------
 
 
@@ -277,12 +291,12 @@ class CheckRun:
 
 
 def lock_checks(conn: Connection, target: str) -> bool:
-    """Locks the checks of a target, as long as the session lives.
+    """Locks the checks of a target, in the session's part, as long as the session lives.
 
     Returns:
         False if another session has locked them.
     """
-    key = lock_class(f"checks of {target}")
+    key = lock_class(f"checks of {target} {conn.part}".rstrip())
     ((locked,),) = conn.ask("lock the checks", "lock_checks", key=key)
     return bool(locked)
 

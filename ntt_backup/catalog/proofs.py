@@ -125,7 +125,9 @@ def _count(
     conn: Connection, target: str, met_at: datetime | str | None, *, exact: bool
 ) -> tuple[int, bool]:
     """Returns how many copied blobs are not proved, and whether that is an estimate."""
-    parts, values, about = columns(target), {"met_at": met_at}, rows_about(conn)
+    parts, about = columns(target), rows_about(conn)
+    # The first contact is with all marks.
+    values = {"met_at": met_at, "all": met_at == "infinity"}
     if exact:
         return int(conn.rows("unproved", values, **parts)[0][0]), False
     if about <= _FEW and (rows := quick_rows(conn, _MILLISECONDS, "unproved", values, **parts)):
@@ -255,7 +257,7 @@ def count_proofs(
     with translated("count proved copies"):
         found = found or _count_now(conn, targets, proved_s, 0)
         values = {
-            **_about(targets, proved_s),
+            **_about(conn, targets, proved_s),
             "counted_at": found.counted_at,
             "kinds": [_encoded(one.states) for one in found.kinds],
             "blobs": [one.blobs for one in found.kinds],
@@ -270,15 +272,16 @@ def kept_count(conn: Connection, targets: Sequence[str], proved_s: float) -> Pro
     """Returns the last count; None where there is none."""
     rows: list[tuple[Any, ...]] = []
     with translated("read the count of proved copies"), suppress(*_UNTOLD), conn.transaction():
-        rows = conn.rows("kept_counts", _about(targets, proved_s))
+        rows = conn.rows("kept_counts", _about(conn, targets, proved_s))
     if not rows:
         return None
     kinds = [Kind(blobs, _decoded(kind, len(targets)), first) for _, kind, blobs, first in rows]
     return _result(targets, proved_s, rows[0][0], kinds)
 
 
-def _about(targets: Sequence[str], proved_s: float) -> dict[str, Any]:
-    return {"targets": ",".join(targets), "proved_s": proved_s}
+def _about(conn: Connection, targets: Sequence[str], proved_s: float) -> dict[str, Any]:
+    """Returns the key of the counts. Each part of the blobs is counted by itself."""
+    return {"targets": f"{','.join(targets)} {conn.part}".rstrip(), "proved_s": proved_s}
 
 
 def _count_now(

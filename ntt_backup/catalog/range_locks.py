@@ -51,7 +51,7 @@ from ntt_backup.catalog.pending import (
     rows_about,
     walk_indexes,
 )
-from ntt_backup.model import Blob, BlobRange
+from ntt_backup.model import ALL_BLOBS, Blob, BlobRange, Part
 
 # All hosts that share a catalog must agree on these, since a range's index is its advisory lock.
 RANGES = 256
@@ -130,15 +130,16 @@ def range_name(index: int) -> str:
     return f"{index:02x}" if index < RANGES else f"{index - RANGES:03x}"
 
 
-def claim_order(worker: int, workers: int) -> tuple[int, ...]:
-    """Returns the order in which a worker, counted from 0, tries the ranges.
+def claim_order(worker: int, workers: int, part: Part = ALL_BLOBS) -> tuple[int, ...]:
+    """Returns the order in which a worker, counted from 0, tries the ranges of a part.
 
     The worker tries its own share first, then the shares of the other workers from their ends. Each
     worker works its share upwards, so what is left lies at the ends. Ranges that are done are tried
     last: they are full of dead rows until vacuum runs, and each has to be looked at.
     """
-    starts = [one * RANGES // workers for one in range(workers + 1)]
-    shares = [range(start, end) for start, end in pairwise(starts)]
+    ranges = part.prefixes
+    starts = [one * len(ranges) // workers for one in range(workers + 1)]
+    shares = [ranges[start:end] for start, end in pairwise(starts)]
     own, *others = shares[worker:] + shares[:worker]
     rest = (one for tier in zip_longest(*map(reversed, others)) for one in tier)
     return (*own, *(one for one in rest if one is not None))
@@ -165,8 +166,9 @@ class Holder:
 class Claims:
     """The ranges that one connection holds, whose settings it may change.
 
-    order lists range indexes, those to try first in front. Every method raises CatalogUnavailable
-    when the connection is lost. All claims are lost with it: make a new object on a new connection.
+    order lists range indexes, those to try first in front; no other range is looked into. Every
+    method raises CatalogUnavailable when the connection is lost. All claims are lost with it: make
+    a new object on a new connection.
 
     Attributes:
         searching: Whether the last `take` ended before it had looked into all free ranges.
@@ -228,13 +230,15 @@ class Claims:
         self._open += [Stretch(one.index, one.lo, one.hi) for one in whole]
 
     def any_pending(self) -> bool | None:
-        """Returns whether the catalog has a pending blob, claimed by any session or not.
+        """Returns whether the ranges have a pending blob, claimed by any session or not.
 
         None where that is not known yet: the next call continues the search.
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
         with translated("look for pending blobs"):
-            self._any = self._any or Search(prefix_ranges(), rows_about(self._conn))
+            if not self._any:
+                ranges = map(interval, sorted(self._order))
+                self._any = Search(ranges, rows_about(self._conn))
             if self._find(self._any, 1, 1, deadline, held=True).stretches:
                 self._any = Search()
                 return True

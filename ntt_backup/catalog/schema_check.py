@@ -32,6 +32,7 @@ SCHEMA_VERSION = 1
 LATER_TABLES = frozenset(
     {
         "checks",
+        "checks.prefixes",
         "contacts",
         "failures.known_at",
         "hours",
@@ -39,6 +40,7 @@ LATER_TABLES = frozenset(
         "packs",
         "places",
         "proofs",
+        "runs.prefixes",
         "runs.reason",
         "seen_places",
         "targets",
@@ -125,6 +127,8 @@ def verify_schema(conn: Connection, target: str, command: str = "run") -> list[s
         if absent := [name for name in our_columns(target) if name not in table.columns]:
             raise CatalogRefused(f"the table blobs lacks {', '.join(absent)}", hint=INIT_DB)
         unused = LATER_TABLES - privileges.tables(command)
+        if not conn.part.whole:
+            unused -= {"checks.prefixes", "runs.prefixes"}
         if absent := sorted(OWN_TABLES - unused - own_tables(conn)):
             raise CatalogRefused(f"the schema ntt_backup lacks {', '.join(absent)}", hint=INIT_DB)
         verify_rights(conn, target, command)

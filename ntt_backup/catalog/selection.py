@@ -28,7 +28,6 @@ from ntt_backup.formatting import printable
 from ntt_backup.model import Blob, BlobRange, StoredPack
 
 _SAMPLE_POINTS: Final = 64
-_SAMPLE_DIGITS: Final = 4
 _SIZES: Final = 1000
 _QUERY_SECONDS: Final = 600
 
@@ -43,7 +42,7 @@ class Row(NamedTuple):
 
 
 def any_known(conn: Connection) -> bool:
-    """Returns whether the catalog has a row at all."""
+    """Returns whether the catalog has a row at all, in the session's part."""
     return bool(conn.ask("look for blobs", "any_known"))
 
 
@@ -65,16 +64,20 @@ def any_copied_from(conn: Connection, target: str, point: str) -> str:
 def first_pending(
     conn: Connection, target: str, limit: int, milliseconds: int
 ) -> list[Blob] | None:
-    """Returns the first pending blobs, in the catalog's order.
+    """Returns the first pending blobs of the session's part, in the catalog's order.
 
     Rows that were copied a while ago may leave millions of dead entries at the front of the index,
     which nobody can remove as long as an old transaction may want the rows. Returns None if the
     search takes longer than so many milliseconds.
     """
-    values = reading([Stretch(-1, "", None)], limit, milliseconds)
+    spans = [Stretch(-1, first, end) for first, end in conn.part.spans]
+    # A span without any is a row, too.
+    values = reading(spans, limit + len(spans), milliseconds)
     with translated("look for pending blobs"), in_time(conn, milliseconds):
         found = conn.rows("pending_blobs", values, **read_parts(conn, target))
-        return [Blob(blobid, size) for _, blobid, size in found if blobid is not None]
+        blobs = [Blob(blobid, size) for _, blobid, size in found if blobid is not None]
+        # Where nothing was found and time was over, some ranges were not looked into.
+        return blobs[:limit] if blobs or found[-1][0] == len(spans) else None
     return None
 
 
@@ -95,10 +98,10 @@ def sample(conn: Connection, target: str, limit: int) -> list[Blob]:
     Blobids are hashes, so a walk along the index from any point meets blobs of all ages and sizes:
     a few walks, spread evenly, are a fair sample, and the table is not read.
     """
-    points = [
-        f"{number * 16**_SAMPLE_DIGITS // _SAMPLE_POINTS:0{_SAMPLE_DIGITS}x}"
-        for number in range(_SAMPLE_POINTS)
-    ]
+    prefixes, points = conn.part.prefixes, []
+    for number in range(_SAMPLE_POINTS):
+        nth, rest = divmod(number * len(prefixes) * 256 // _SAMPLE_POINTS, 256)
+        points.append(f"{prefixes[nth]:02x}{rest:02x}")
     values = {"points": points, "limit": -(-limit // _SAMPLE_POINTS)}
     with translated("draw a sample"), conn.transaction():
         walk_indexes(conn, local=True)

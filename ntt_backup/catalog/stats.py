@@ -3,7 +3,8 @@
 Counting 42 million rows takes minutes on a cold cache. What cannot be counted within the time is
 estimated: what is pending by the first blobs of each range, what is copied by the history of runs
 and the size of the table. What failed is counted in our own list. Figures that can neither be
-counted nor estimated in a part of a second are left out.
+counted nor estimated in a part of a second are left out. All are about the session's part of the
+blobs (`Connection.part`).
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def quick_totals(conn: Connection, target: str) -> Totals:
         values = {"target": target}
         without_blobid = quick_rows(conn, _ONE_QUERY, "without_blobid")
         copied, copied_bytes = conn.rows("copied_by_runs", values)[0]
-        all_rows = conn.rows("all_rows")[0][0] or all_rows
+        all_rows = (conn.rows("all_rows")[0][0] or all_rows) * len(conn.part.prefixes) // RANGES
     average = (copied_bytes + pending.bytes) / max(copied + pending.blobs - pending.unsized, 1)
     rest = all_rows - pending.blobs - failed
     if abs(rest - copied) > all_rows * _TOLERANCE:
@@ -234,11 +235,12 @@ def _reasons(rows: Iterable[tuple[Any, ...]], *, counted: bool = True) -> Reason
 
 def _sampled(conn: Connection, parts: Parts, deadline: float) -> PendingEstimate | None:
     """Scales up from the first blobs of as many ranges as time allows; None where those are few."""
-    ranges = [prefix_ranges()[nth * _SAMPLE_STEP % RANGES] for nth in range(RANGES)]
+    spread = (nth * _SAMPLE_STEP % RANGES for nth in range(RANGES))
+    ranges = [prefix_ranges()[nth] for nth in spread if nth in conn.part.prefixes]
     read = blobs = found = size = unsized = 0
     with suppress(errors.QueryCanceled), conn.transaction():
         walk_indexes(conn, local=True)
-        for start in range(0, RANGES, _SAMPLE_RANGES):
+        for start in range(0, len(ranges), _SAMPLE_RANGES):
             if time.monotonic() >= deadline:
                 break
             some = ranges[start : start + _SAMPLE_RANGES]
@@ -250,9 +252,9 @@ def _sampled(conn: Connection, parts: Parts, deadline: float) -> PendingEstimate
                 blobs += _followed(one, count, first, last)
                 found, size, unsized = found + count, size + known, unsized + without_size
             read += len(some)
-    if read < _FEWEST_RANGES:
+    if read < min(_FEWEST_RANGES, len(ranges)):
         return None
-    blobs = blobs * RANGES // read
+    blobs = blobs * len(ranges) // read
     share = blobs / max(found, 1)
     return PendingEstimate(blobs, int(size * share), int(unsized * share), exact=False)
 

@@ -92,7 +92,7 @@ def connect(settings: CatalogConfig, application: str, *, no_tables: bool = Fals
     from ntt_backup.config import application_name
 
     name = application_name(application)
-    return connection.connect(settings.catalog.url, name, no_tables=no_tables)
+    return connection.connect(settings.catalog.url, name, no_tables=no_tables, part=settings.part)
 
 
 def refuse_paths(settings: CatalogConfig, hint: str) -> None:

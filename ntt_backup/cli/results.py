@@ -292,7 +292,7 @@ def _note_check(settings: CatalogConfig, note: CheckNote, lasted: float) -> None
     with (
         suppress(BackupError),
         time_limit(_NOTE_S, CatalogUnavailable("it is too slow")),
-        connect(settings.catalog.url, application_name("note")) as conn,
+        connect(settings.catalog.url, application_name("note"), part=settings.part) as conn,
     ):
         note_check(conn, settings.target, lasted=lasted, **asdict(note))
 

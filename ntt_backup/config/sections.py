@@ -41,6 +41,7 @@ from ntt_backup.config.values import (
     Needs,
     Paths,
     Patterns,
+    Prefixes,
     Query,
     Recipients,
     Region,
@@ -58,10 +59,11 @@ from ntt_backup.config.values import (
     WholeSeconds,
     conflict,
     is_loopback,
+    parse_prefixes,
     parse_target_url,
     refused,
 )
-from ntt_backup.model import DEFAULT_TARGET
+from ntt_backup.model import ALL_BLOBS, DEFAULT_TARGET, Part
 from ntt_backup.wire.framing import FORMAT
 
 # The most blobs of a batch where `batch_size` is not set, see `SendQueue.fit`. Larger batches are
@@ -152,16 +154,23 @@ class SourceSettings(Section):
         read_order: The order in which claimed blobs are read, see `source.read_ahead`.
         grace: The seconds since its last change for which a file that is missing, short or wrong is
             taken for one that is still being written.
+        prefixes: The prefixes of the blobids that this host holds; none: it holds the whole store.
     """
 
     root: LocalPath
     layout: LayoutText = BY_HASH_LAYOUT.text
+    prefixes: Prefixes = ()
     read_order: Literal["auto", "hash", "inode", "extent"] = "auto"
     grace: Seconds = Field(default=900, ge=0, le=86400)
 
     @property
     def path_layout(self) -> Layout:
         return Layout(self.layout)
+
+    @property
+    def part(self) -> Part:
+        """The part of the store that this host holds."""
+        return parse_prefixes(self.prefixes) if self.prefixes else ALL_BLOBS
 
 
 _OF_SSH: Final = ("identity_file", "ssh_config", "known_hosts", "alive_interval", "alive_count")
@@ -550,6 +559,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "NTT_SOURCE_LAYOUT": "source.layout",
     "NTT_READ_ORDER": "source.read_order",
     "NTT_GRACE": "source.grace",
+    "NTT_SOURCE_PREFIXES": "source.prefixes",
     "NTT_REMOTE_URL": "remote.url",
     "NTT_REMOTE_HOST": "remote.host",
     "NTT_REMOTE_PORT": "remote.port",
@@ -633,13 +643,11 @@ class CatalogConfig(BaseModel):
         if (files or (catalog and catalog.from_)) and checks and checks.scan.every is not None:
             hint = "leave it out: every of [catalog.from] and [files.NAME] says how often"
             raise conflict("{} is for a store whose names are hashes", "checks.scan", hint=hint)
-        if (
-            (files or (catalog and catalog.from_))
-            and source
-            and "layout" in source.model_fields_set
-        ):
-            hint = "leave it out: files that go by their paths lie anywhere"
-            raise conflict("{} is for a store whose names are hashes", "source.layout", hint=hint)
+        for name in ("layout", "prefixes") if files or (catalog and catalog.from_) else ():
+            if source and name in source.model_fields_set:
+                hint = "leave it out: files that go by their paths lie anywhere"
+                text = "{} is for a store whose names are hashes"
+                raise conflict(text, f"source.{name}", hint=hint)
         for name, one in files.items():
             if source and not all(path.is_relative_to(source.root) for path in one.paths):
                 hint = "name directories below it, or let source.root be above them all"
@@ -688,6 +696,11 @@ class CatalogConfig(BaseModel):
         """The checks that a run with `--watch` does, with the seconds between them."""
         counts = {} if self.policy.copies is None else {"policy": self.policy.every}
         return {**self.checks.scheduled, **counts}
+
+    @property
+    def part(self) -> Part:
+        """The part of the store, and of the catalog, that commands on this host are about."""
+        return ALL_BLOBS if self.source is None else self.source.part
 
     @property
     def scheduled(self) -> dict[str, float]:

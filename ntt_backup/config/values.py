@@ -29,6 +29,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from ntt_backup.blobdir.layout import Layout
+from ntt_backup.model import Part
 
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([kmgt])(i?)b|b)?(?:/s)?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*([a-zA-Z]*)")
@@ -222,6 +223,37 @@ TablePatterns = Annotated[
     Needs(
         'a list of up to 64 patterns such as "logs.*" or "path_cache", in lowercase letters,'
         " digits, _ $ * and ?, that match neither blobs nor the schema ntt_backup,"
+    ),
+]
+_PREFIXES: Final = re.compile(r"([0-9a-f]{1,2})(?:-([0-9a-f]{1,2}))?")
+
+
+def parse_prefixes(value: object) -> Part:
+    """Returns the part of a list or text such as `00-7f a3`. Raises ValueError."""
+    given: dict[int, str] = {}
+    words = _words(value)
+    for word in words if isinstance(words, list | tuple) else ():
+        match = _PREFIXES.fullmatch(word) if isinstance(word, str) else None
+        if match is None:
+            raise ValueError("not a prefix")
+        first, last = match[1].ljust(2, "0"), (match[2] or match[1]).ljust(2, "f")
+        for number in range(int(first, 16), int(last, 16) + 1):
+            if number in given:
+                raise refused(f"{given[number]} and {word} both have {number:02x}: give it once")
+            given[number] = word
+        if last < first:
+            raise ValueError("a range that ends before it begins")
+    if not given:
+        raise ValueError("no prefix")
+    return Part(tuple(sorted(given)))
+
+
+Prefixes = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: str(parse_prefixes(value)).split()),
+    Needs(
+        "a list of prefixes of one or two lowercase hex digits, or ranges of them such as"
+        ' "00-7f", the lower end first,'
     ),
 ]
 BlockSize = Annotated[

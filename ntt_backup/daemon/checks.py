@@ -109,7 +109,9 @@ def check_due(
     """
     failed, waits = False, [min(settings.due_checks.values())]
     try:
-        with connection.connect(settings.catalog.url, application_name("checks")) as conn:
+        with connection.connect(
+            settings.catalog.url, application_name("checks"), part=settings.part
+        ) as conn:
             if not history.lock_checks(conn, settings.target):
                 return JobOver(failed=False, again_s=_SOON_SECONDS)
             if "drill" in settings.checks.scheduled:

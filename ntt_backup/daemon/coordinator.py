@@ -151,6 +151,7 @@ class _Coordinator:
                 watch=self._watch,
                 source=str(settings.source.root),
                 remote=settings.remote.where,
+                prefixes=str(settings.part),
             )
         )
         # Whoever asks before the first wait is answered then.

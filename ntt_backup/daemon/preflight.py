@@ -95,9 +95,10 @@ def require_known(catalog: Connection, settings: Settings) -> None:
         Store.of(settings.source).probe()
     except SourceError:
         return
+    where = [connection.describe(settings.catalog.url), f"{settings.source.root}"]
     raise ConfigError(
         "the catalog knows no blob, and the store has some",
-        detail=f"{connection.describe(settings.catalog.url)}; {settings.source.root}",
+        detail="; ".join([*where, *settings.part.words]),
         hint="`ntt-backup-remote scan` registers them; or correct catalog.url (NTT_DB_URL)",
     )
 
@@ -132,7 +133,8 @@ class Preflight:
 
     def steps(self, ask: Ask) -> Iterator[CheckStep]:
         """Yields each step as it is done; none raises a BackupError."""
-        source = guarded("source", lambda: CheckStep(self._store.probe()))
+        part = self._settings.part.words
+        source = guarded("source", lambda: CheckStep("; ".join([self._store.probe(), *part])))
         yield source
         yield guarded("catalog", self._look_at_catalog)
         if (catalog := self._catalog) is not None:
@@ -163,7 +165,7 @@ class Preflight:
     def _look_at_catalog(self) -> CheckStep:
         settings = self._settings
         name = application_name("check" if self._check else "")
-        conn = connection.connect(settings.catalog.url, name)
+        conn = connection.connect(settings.catalog.url, name, part=settings.part)
         try:
             connection.refuse_shared_session(conn, settings.catalog.url)
             command = "check" if self._check else privileges.of("run", packs=self._packs)

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from ntt_backup.catalog import connection, history, places, stats
-from ntt_backup.catalog.range_locks import RANGES, Claims
+from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.config import Settings, application_name
 from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.daemon.signals import time_limit
@@ -91,7 +91,7 @@ class RunHistory:
     def any_pending(self) -> bool:
         """Returns whether there is, or may be, anything to send. Raises CatalogError."""
         conn = self._open()
-        claims = Claims(conn, self._settings.target, range(RANGES))
+        claims = Claims(conn, self._settings.target, self._settings.part.prefixes)
         unread = self._settings.by_path and places.UnreadFiles(conn).any_left()
         return unread or claims.any_pending() is not False
 
@@ -164,8 +164,8 @@ class RunHistory:
 
     def _open(self) -> connection.Connection:
         if self._connection is None:
-            url = self._settings.catalog.url
-            self._connection = connection.connect(url, application_name())
+            url, part = self._settings.catalog.url, self._settings.part
+            self._connection = connection.connect(url, application_name(), part=part)
         return self._connection
 
     def _try(self, work: Callable[[connection.Connection], T]) -> T | None:

@@ -289,7 +289,9 @@ def of_banner(banner: Banner, *, packs: bool = False) -> CheckStep:
 def last_drill(settings: Settings) -> CheckStep:
     """Reports the last drill, with a warning if it has not proved that everything comes back."""
     try:
-        with connection.connect(settings.catalog.url, application_name("check")) as conn:
+        with connection.connect(
+            settings.catalog.url, application_name("check"), part=settings.part
+        ) as conn:
             checks = history.last_checks(conn, settings.target)
             copied = selection.any_copied(conn, settings.target)
     except CatalogError as error:

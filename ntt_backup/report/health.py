@@ -293,7 +293,8 @@ def _safety(facts: TargetFacts, now: datetime) -> str:
         (one for one in facts.checks if one.command == "drill" and not one.exit_code), None
     )
     proved = f"drill {_ago(drill.ended_at, now)}" if drill is not None else "no drill"
-    return f"{said}; {made}; {proved}"
+    part = str(facts.settings.part)
+    return f"{f'Of {part}: ' if part else ''}{said}; {made}; {proved}"
 
 
 def _proved_copies(count: ProofCount, now: datetime) -> str:

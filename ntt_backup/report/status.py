@@ -75,6 +75,7 @@ class Status:
             **head,
             "identity": _plain(facts.place) if facts.place is not None else None,
             **asdict(facts.totals),
+            "prefixes": str(facts.settings.part),
             "unproved": _plain(facts.unproved) if facts.unproved is not None else None,
             "policy": policy_fields(facts.count, facts.settings.policy.copies),
             "files": _plain(facts.files) if facts.files is not None else None,
@@ -126,6 +127,8 @@ class Status:
             return
         if (place := facts.place) is not None:
             yield "identity", f"{place.id}, last seen {moment(place.seen_at)}"
+        if facts.part:
+            yield "part", facts.part
         yield "safety", self._verdict.safety
         for point in self._verdict.points:
             yield point.level.words, f"{point.what}{f'; {point.do}' if point.do else ''}"

@@ -34,6 +34,7 @@ from ntt_backup.daemon.control_socket import DaemonReport, report
 from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import BackupError, CatalogError, CatalogRefused, CatalogUnavailable
+from ntt_backup.model import ALL_BLOBS, Part
 from ntt_backup.pack.names import LARGE_BLOB
 from ntt_backup.rollback_detection import Newest, missed
 from ntt_backup.snapshot.last_take import Last, last
@@ -69,6 +70,7 @@ class TargetFacts:
         unproved: The copied blobs that nobody has checked since.
         count: The last count of proved copies, on all targets.
         files: The files that go by their paths; None where names are hashes.
+        others: The other parts of the blobs, and their hosts, where this host has a part.
 
     `holders` and `stored` are for `status` alone; `hours`, `examples` and `proved` for the page;
     `end` for listeners to runs.
@@ -90,6 +92,7 @@ class TargetFacts:
     count: proofs.ProofCount | None = None
     files: places.Files | None = None
     runs: Sequence[history.Run] = ()
+    others: Sequence[tuple[Part, str]] = ()
     dumps: Sequence[history.DumpRun] = ()
     checks: Sequence[history.CheckRun] = ()
     holders: Sequence[range_locks.Holder] = ()
@@ -130,6 +133,7 @@ class TargetFacts:
         self.totals = (stats.exact_totals if exact else stats.quick_totals)(conn, target)
         self.unknown = stats.still_failed(conn, target)
         self.runs = history.latest_runs(conn, target)
+        self.others = history.parts_of_others(conn, target)
         self.dumps = history.last_dumps(conn, target)
         self.checks = history.last_checks(conn, target)
         self.place = identities.place_of(conn, target)
@@ -146,6 +150,16 @@ class TargetFacts:
     @property
     def target(self) -> str:
         return self.settings.target
+
+    @property
+    def part(self) -> str:
+        """The part of the store that the figures are about, and who has the rest; "" for all."""
+        known = [f"{part} to {host}" for part, host in self.others]
+        taken = (one.prefixes for one in (self.settings.part, *(part for part, _ in self.others)))
+        left = set(ALL_BLOBS.prefixes).difference(*taken)
+        if known and left:
+            known.append(f"{Part(tuple(sorted(left)))} to no host that ran in the last days")
+        return ": ".join([*self.settings.part.words, *filter(None, [", ".join(known)])])
 
     @property
     def workers(self) -> Sequence[WorkerStatus]:
@@ -235,6 +249,7 @@ class FactsReader:
             )
         if found.settings.by_path:
             found.files = part(lambda: places.count_files(conn), None, "files", _SOON_SECONDS)
+        found.others = part(lambda: history.parts_of_others(conn, target), [])
         if self._page:
             found.runs = part(lambda: history.recent_runs(conn, target, _RUNS), [])
             found.dumps = part(lambda: history.recent_dumps(conn, target, _DUMPS), [])
@@ -264,8 +279,9 @@ class FactsReader:
 
     def _open(self) -> connection.Connection:
         if self._connection is None:
-            url = next(iter(self._targets.values())).catalog.url
-            self._connection = connection.connect(url, application_name(self._who))
+            some = next(iter(self._targets.values()))
+            name, part = application_name(self._who), some.part
+            self._connection = connection.connect(some.catalog.url, name, part=part)
             connection.configure(self._connection, "default_transaction_read_only", "on")
             connection.configure(self._connection, "statement_timeout", _STATEMENT_MILLISECONDS)
         return self._connection

@@ -171,6 +171,10 @@ class Healing:
 
         Raises SourceError, and heals nothing, where no blob of the store can be read.
         """
+        for one in suspects.blobids:
+            if not self.conn.part.has(one):
+                said = f"source.prefixes of this host is {self.conn.part}"
+                raise ConfigError(f"{one} belongs to another host", hint=f"heal it there: {said}")
         # While the root is open, its disk is not unmounted.
         with self._store.tree() as self._tree, ThreadPoolExecutor(self.workers) as threads:
             self._tree.sign_of_life()

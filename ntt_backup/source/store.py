@@ -28,7 +28,7 @@ from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.config import SourceSettings
 from ntt_backup.errors import SourceError
 from ntt_backup.formatting import many, printable
-from ntt_backup.model import OF_THE_STORE, Blob, Failure, Reason
+from ntt_backup.model import ALL_BLOBS, OF_THE_STORE, Blob, Failure, Part, Reason
 
 READ_SIZE: Final = 1024**2
 KEPT_DIRECTORIES: Final = 128
@@ -131,10 +131,12 @@ class SourceTree(Tree):
         alive: Callable[[], None] = lambda: None,
         paths: Paths | None = None,
         layout: Layout = BY_HASH_LAYOUT,
+        part: Part = ALL_BLOBS,
     ) -> None:
         self.root = root
         self._alive = alive
         self._paths = paths
+        self.part = part
         try:
             fd = open_untouched(str(root), DIRECTORY & ~os.O_NOFOLLOW)
         except OSError as error:
@@ -148,6 +150,24 @@ class SourceTree(Tree):
     def __exit__(self, *_: object) -> None:
         self.close()
         os.close(self.fd)
+
+    def level(self, parent: str) -> Iterator[str | Stray]:
+        """Yields what `Tree.level` does, without the prefixes of other hosts."""
+        for one in super().level(parent):
+            if parent or isinstance(one, Stray) or self.part.has(one):
+                yield one
+
+    def outside(self) -> list[str]:
+        """Returns a blob of each prefix that the store has and this host is not to hold."""
+        found: dict[str, str] = {}
+        for path in () if self.part.whole else super().level(""):
+            if isinstance(path, str) and not self.part.has(path) and path[:2] not in found:
+                directories = (one for one in self.directories(below=path) if isinstance(one, str))
+                blobs = (one for directory in directories for one in self.entries(directory))
+                found |= {
+                    one[:2]: one for one in islice((a for a in blobs if isinstance(a, str)), 1)
+                }
+        return sorted(found.values())
 
     def error_at(self, path: str, error: OSError) -> Exception:
         self._blame(error)
@@ -271,7 +291,7 @@ class SourceTree(Tree):
         reasons = {failure.reason for failure in failed} - {Reason.BAD_BLOBID}
         if not nothing_sent or not reasons or not reasons <= _NO_SIGN_OF_LIFE:
             return
-        with SourceTree(self.root, paths=self._paths, layout=self.layout) as now:
+        with SourceTree(self.root, paths=self._paths, layout=self.layout, part=self.part) as now:
             now.sign_of_life()
             if not os.path.samestat(os.fstat(now.fd), os.fstat(self.fd)):
                 raise SourceError(
@@ -306,12 +326,14 @@ class SourceTree(Tree):
                 f"nothing in the store {self.root} can be read", detail=refused, hint=hint
             )
         if not prefixes:
+            part, first = str(self.part), f"{self.part.prefixes[0]:02x}".ljust(64, "0")
             raise SourceError(
                 f"the store {self.root} is empty",
                 detail=f"no directory in it has {_DIGITS[self.layout.widths[0]]} hex digits for a"
-                " name",
-                hint="mount its disk, or correct source.root; in a new store create"
-                f" {self.layout.directory('0' * 64).partition('/')[0]}/",
+                " name" + f" of {part}" * bool(part),
+                hint=f"mount its disk, or correct source.root{' or source.prefixes' * bool(part)};"
+                " in a new store create"
+                f" {self.layout.directory(first).partition('/')[0]}/",
             )
         return seen
 
@@ -394,6 +416,7 @@ class Store:
         grace: The seconds since its last change for which a file may still be being written.
         paths: The paths of blobs; None where their names say where they lie.
         layout: Where they lie then.
+        part: The part of it that this host holds. What lies beside that proves nothing.
     """
 
     def __init__(
@@ -403,8 +426,10 @@ class Store:
         grace: float = 0.0,
         paths: Paths | None = None,
         layout: Layout = BY_HASH_LAYOUT,
+        part: Part = ALL_BLOBS,
     ) -> None:
         self.root = root
+        self.part = part
         self._alive = alive
         self.grace = grace
         self.paths = paths
@@ -418,18 +443,18 @@ class Store:
         paths: Paths | None = None,
     ) -> Self:
         """Returns the store of the settings. alive, paths: as of the class."""
-        return cls(source.root, alive, source.grace, paths, source.path_layout)
+        return cls(source.root, alive, source.grace, paths, source.path_layout, source.part)
 
     def tree(self) -> SourceTree:
         """Opens the root by its path. Raises SourceError."""
-        return SourceTree(self.root, self._alive, self.paths, self.layout)
+        return SourceTree(self.root, self._alive, self.paths, self.layout, self.part)
 
     def ready_for(self, blobs: Iterable[Blob]) -> Store:
         """Returns the store with the paths of some blobs, for one thread. Looks all up at once."""
         if self.paths is None or self.paths.are_told:
             return self
         paths = self.paths.found_for([blob.blobid for blob in blobs])
-        return Store(self.root, self._alive, self.grace, paths, self.layout)
+        return Store(self.root, self._alive, self.grace, paths, self.layout, self.part)
 
     def probe(self) -> str:
         """Returns a few words on the store. Raises SourceError if no blob can be read."""

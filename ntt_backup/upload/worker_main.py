@@ -182,7 +182,7 @@ def make_worker(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe)
             settings.catalog.url,
             f"{spec.application}/{spec.worker}",
             settings.target,
-            claim_order(spec.worker, settings.run.workers),
+            claim_order(spec.worker, settings.run.workers, settings.part),
             # Inserts come one by one, and each would make a pack.
             listen=spec.watch and not settings.remote.packs,
         )

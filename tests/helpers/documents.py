@@ -156,6 +156,7 @@ def status_schema() -> dict[str, Any]:
             ),
             identity=_or_null(_ref("Place")),
             **totals["properties"],
+            prefixes=text,
             unproved=_or_null(_ref("Unproved")),
             policy=_or_null(
                 _object(

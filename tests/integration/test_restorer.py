@@ -230,7 +230,7 @@ def test_a_role_that_cannot_log_in_is_dropped_and_said(
 ) -> None:
     refused = CatalogRefused("no", detail="no pg_hba.conf entry")
 
-    def refuse(url: str, application: str, **options: bool) -> object:
+    def refuse(url: str, application: str, **options: Any) -> object:
         if "ntt_restore_" in url:
             raise refused
         return connect(url, application, **options)
@@ -295,7 +295,7 @@ def test_a_dump_without_the_schema_public_leaves_no_role_behind(
 def test_a_role_that_no_socket_lets_in_logs_in_by_tcp(
     database_url: str, state: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(url: str, application: str, **options: bool) -> Any:
+    def refuse(url: str, application: str, **options: Any) -> Any:
         given = conninfo_to_dict(url)
         if "ntt_restore_" not in str(given["user"]):
             return connect(url, application, **options)

@@ -250,6 +250,7 @@ def test_every_variable_sets_its_own_key() -> None:
         "NTT_SOURCE_LAYOUT": "0:2/2:4/4:",
         "NTT_READ_ORDER": "extent",
         "NTT_GRACE": "23.0",
+        "NTT_SOURCE_PREFIXES": "0-23 a3",
         "NTT_LOG_LEVEL": "error",
         "NTT_METRICS_LISTEN": "[::1]:9787",
         "NTT_PACK_RECIPIENTS": f"{RECIPIENT}, {RECIPIENT}",
@@ -261,8 +262,11 @@ def test_every_variable_sets_its_own_key() -> None:
     for name, key in ENVIRONMENT.items():
         table, _, field = key.partition(".")
         found[name] = str(getattr(getattr(settings, table), field))
-    recipients = str((RECIPIENT, RECIPIENT))
-    assert found == environ | {"NTT_BATCH_BYTES": "23000", "NTT_PACK_RECIPIENTS": recipients}
+    assert found == environ | {
+        "NTT_BATCH_BYTES": "23000",
+        "NTT_PACK_RECIPIENTS": str((RECIPIENT, RECIPIENT)),
+        "NTT_SOURCE_PREFIXES": str(("00-23", "a3")),
+    }
 
 
 def test_a_credential_is_a_setting_above_the_file_and_below_the_environment(

@@ -40,7 +40,7 @@ def many_failures(count: int) -> Failures:
         (
             Comparison(),
             "rows in_store on_remote agreed differences examples requeued marked duration_s"
-            " strangers",
+            " strangers outside",
         ),
     ],
 )

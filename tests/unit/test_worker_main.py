@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 
 from ntt_backup import events
 from ntt_backup.client.session_spec import SessionSpec
+from ntt_backup.config import SourceSettings
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.process.messages import Done, Fatal, RemoteProbed
 from ntt_backup.source.store import Store
@@ -204,7 +206,7 @@ def test_a_worker_says_that_it_has_started_and_stopped(
     monkeypatch.setattr(worker_main, "session_spec", lambda *_: None)
     monkeypatch.setattr(worker_main, "make_worker", lambda *_: worker)
     monkeypatch.setattr(worker_main, "_prepare", lambda *_: goes)
-    settings = SimpleNamespace(source=SimpleNamespace(root="/", grace=0), by_path=False)
+    settings = SimpleNamespace(source=SourceSettings(root=Path("/"), grace=0), by_path=False)
     spec = SimpleNamespace(settings=settings, strategy="tar", probes=False)
     assert worker_main.work(cast(Any, spec)) == 0
     ran = [events.WorkerStart(strategy="tar"), "run", events.WorkerStop()]
@@ -231,7 +233,7 @@ def test_a_worker_says_why_it_ended_and_what_lingers(
     monkeypatch.setattr(worker_main, "make_worker", make)
     monkeypatch.setattr(worker_main, "_prepare", lambda *_: False)
     monkeypatch.setattr(Remote, "lingers", True)
-    settings = SimpleNamespace(source=SimpleNamespace(root="/", grace=0), by_path=False)
+    settings = SimpleNamespace(source=SourceSettings(root=Path("/"), grace=0), by_path=False)
     spec = cast(Any, SimpleNamespace(settings=settings, strategy="tar", probes=True))
     assert worker_main.work(spec) == status
     if isinstance(error, CatalogUnavailable):

@@ -1,4 +1,4 @@
--- What failed, and all that is known of one blob. A catalog may still lack the column known_at.
+-- What failed in the part of the session, and all that is known of one blob. A catalog may still lack the column known_at.
 
 -- name: known_at
 -- When somebody said that a failure is known; null where nobody did since it last failed, or where
@@ -16,7 +16,7 @@
 select f.blobid, f.reason, f.detail, f.attempts, f.first_at, f.last_at, {known_at}
 from ntt_backup.failures f
 join {blobs} on blobs.blobid = f.blobid
-where f.target = %(target)s and {uncopied} and {copy_failed}
+where f.target = %(target)s and {uncopied} and {copy_failed} and {mine_listed}
     and (%(reason)s::text is null or f.reason = %(reason)s)
     and (%(since)s::float8 is null or f.last_at >= now() - make_interval(secs => %(since)s::float8))
     and (%(past)s::text is null or f.blobid > %(past)s and blobs.blobid > %(past)s)
@@ -25,7 +25,8 @@ order by f.blobid limit %(limit)s;
 -- name: next_failed_unlisted
 -- The next failed blobs after one that are not in our list: another program marked them.
 select blobs.blobid from {blobs}
-where {uncopied} and {copy_failed} and (%(past)s::text is null or blobs.blobid > %(past)s)
+where {uncopied} and {copy_failed} and {mine}
+    and (%(past)s::text is null or blobs.blobid > %(past)s)
     and not exists (
         select from ntt_backup.failures f
         where f.target = %(target)s and f.blobid = blobs.blobid
@@ -37,7 +38,7 @@ order by blobs.blobid limit %(limit)s;
 -- Notes that the failures of now are known, all or those of one reason. Returns how many.
 with known as (
     update ntt_backup.failures f set known_at = clock_timestamp()
-    where f.target = %(target)s and f.reason <> all(%(checks)s::text[])
+    where f.target = %(target)s and f.reason <> all(%(checks)s::text[]) and {mine_listed}
         and (%(reason)s::text is null or f.reason = %(reason)s)
         and (f.known_at is null or f.known_at < f.last_at)
     returning 1
@@ -48,7 +49,7 @@ select count(*) from known;
 -- How many blobs on our list are failed, and nobody has said that it is known.
 select count(*) from ntt_backup.failures f
 join {blobs} on blobs.blobid = f.blobid
-where f.target = %(target)s and {uncopied} and {copy_failed}
+where f.target = %(target)s and {uncopied} and {copy_failed} and {mine_listed}
     and (f.known_at is null or f.known_at < f.last_at);
 
 -- name: failed_for
@@ -64,6 +65,10 @@ union
     select blobid from {blobs} where blobid >= %(low)s and blobid <= %(high)s
     order by blobid limit %(limit)s
 );
+
+-- name: is_mine
+-- Whether a blob is in the part of the session.
+select {mine} from {blobs} where blobid = %(blobid)s limit 1;
 
 -- name: targets
 -- The targets that the table has columns for, as far as we may read these.

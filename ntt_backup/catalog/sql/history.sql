@@ -1,9 +1,10 @@
--- The history of runs, dumps and checks.
+-- The history of runs, dumps and checks. A session that is about a part of the blobs knows the runs and
+-- checks of this part.
 
 -- name: start_run
 -- Notes that a run begins.
-insert into ntt_backup.runs (run_id, target, host, pid, strategy, workers)
-values (%(run_id)s, %(target)s, %(host)s, %(pid)s, %(strategy)s, %(workers)s);
+insert into ntt_backup.runs (run_id, target, host, pid, strategy, workers{prefixes})
+values (%(run_id)s, %(target)s, %(host)s, %(pid)s, %(strategy)s, %(workers)s{its_prefixes});
 
 -- name: unended_runs
 -- The runs of a target from one host that have no end.
@@ -62,10 +63,18 @@ order by hour;
 -- When the target's last run ended, and how; and when one last ended with all copied. One that was
 -- killed has no exit code: it counts as an error of the program.
 select ended_at, coalesce(exit_code, 1), (
-    select max(ended_at) from ntt_backup.runs where target = %(target)s and exit_code = 0
+    select max(ended_at) from ntt_backup.runs r
+    where target = %(target)s and exit_code = 0 {and_of_part}
 ), coalesce(to_jsonb(r) ->> 'reason', '')
-from ntt_backup.runs r where target = %(target)s and ended_at is not null
+from ntt_backup.runs r where target = %(target)s and ended_at is not null {and_of_part}
 order by ended_at desc limit 1;
+
+-- name: parts_of_others
+-- The prefixes of hosts whose runs of the last days had another part of the blobs, and the hosts.
+select distinct prefixes, host from ntt_backup.runs
+where target = %(target)s and updated_at > now() - interval '7 days' and prefixes <> %(prefixes)s
+order by prefixes, host
+limit 256;
 
 -- name: latest_runs
 -- The target's latest run, and those that are under way on other hosts; with the server's time, by
@@ -74,7 +83,7 @@ select run_id, target, host, pid, strategy, workers, started_at, updated_at, end
     exit_code, copied, failed, bytes, coalesce(to_jsonb(runs) ->> 'reason', ''), clock_timestamp()
 from (
     select *, row_number() over (order by started_at desc, run_id) as nth
-    from ntt_backup.runs where target = %(target)s
+    from ntt_backup.runs r where target = %(target)s {and_of_part}
 ) as runs
 where nth = 1 or (ended_at is null and updated_at > now() - interval '10 minutes')
 order by nth limit 100;
@@ -82,20 +91,21 @@ order by nth limit 100;
 -- name: note_check
 -- Notes a check that ends now. Times are the server's.
 insert into ntt_backup.checks
-    (target, command, started_at, exit_code, blobs, bytes, wrong, detail)
+    (target, command, started_at, exit_code, blobs, bytes, wrong, detail{prefixes})
 values (
     %(target)s, %(command)s, clock_timestamp() - make_interval(secs => %(lasted)s::float8),
-    %(exit_code)s, %(blobs)s, %(bytes)s, %(wrong)s, %(detail)s
+    %(exit_code)s, %(blobs)s, %(bytes)s, %(wrong)s, %(detail)s{its_prefixes}
 )
 on conflict do nothing;
 
 -- name: last_checks
--- Of each command its last call, and the last one that found all right; the newest first.
+-- Of each command its last call, and the last one that found all right; the newest first. A drill is
+-- about all blobs, whichever host has called it.
 select command, started_at, ended_at, exit_code, blobs, bytes, wrong, detail
 from (
     select *, row_number() over (partition by command order by ended_at desc) as nth,
         row_number() over (partition by command, exit_code order by ended_at desc) as nth_so
-    from ntt_backup.checks where target = %(target)s
+    from ntt_backup.checks r where target = %(target)s and (command = 'drill' or (true {and_of_part}))
 ) as checks
 where nth = 1 or (exit_code = 0 and nth_so = 1)
 order by ended_at desc, command;
@@ -108,7 +118,7 @@ select pg_try_advisory_lock(%(key)s, -1);
 -- The target's last runs, the newest first.
 select run_id, target, host, pid, strategy, workers, started_at, updated_at, ended_at, outcome,
     exit_code, copied, failed, bytes, coalesce(to_jsonb(r) ->> 'reason', ''), clock_timestamp()
-from ntt_backup.runs r where target = %(target)s
+from ntt_backup.runs r where target = %(target)s {and_of_part}
 order by started_at desc, run_id limit %(limit)s;
 
 -- name: database_state

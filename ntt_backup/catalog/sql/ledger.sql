@@ -94,14 +94,14 @@ set reason = excluded.reason, detail = excluded.detail,
     attempts = known.attempts + 1, last_at = excluded.last_at;
 
 -- name: requeue_listed
--- Makes one batch of the failed blobs in our list pending again, all, those of one reason or those of
--- these names, and takes them off the list. What a check has found stays on it: such a blob is pending
+-- Makes one batch of the failed blobs in our list pending again, all of the session's part, those of
+-- one reason or those of these names, and takes them off the list. What a check has found stays on it: such a blob is pending
 -- already, and must not be taken for right. Locks blobs before failures, as recording does. Returns
 -- how many were on the list, the last of them, and how many became pending.
 with listed as materialized (
-    select blobid from ntt_backup.failures
+    select blobid from ntt_backup.failures f
     where target = %(target)s and (%(reason)s::text is null or reason = %(reason)s)
-        and (%(blobids)b::text[] is null or blobid = any(%(blobids)b))
+        and case when %(blobids)b::text[] is null then {mine_listed} else blobid = any(%(blobids)b) end
         and reason <> all(%(checks)s::text[])
     order by blobid limit %(limit)s
 ), locked as materialized (
@@ -128,7 +128,7 @@ from unchanged;
 with locked as materialized (
     select blobid from {blobs}
     where {uncopied} and {copy_failed} and (%(past)s::text is null or blobid > %(past)s)
-        and (%(blobids)b::text[] is null or blobid = any(%(blobids)b))
+        and case when %(blobids)b::text[] is null then {mine} else blobid = any(%(blobids)b) end
     order by blobid limit %(limit)s
     for no key update
 ), marked as (

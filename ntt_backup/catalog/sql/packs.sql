@@ -41,6 +41,7 @@ where target = %(target)s and coalesce(tried_at, '-infinity') < %(began)s::times
     and low collate "C" <= %(last)s and high collate "C" >= %(first)s
     and low collate "C" >= %(lo)s::text
     and (%(hi)s::text is null or low collate "C" < %(hi)s::text)
+    and {mine_packed}
     and coalesce(checked_at, '-infinity') < %(before)s::timestamptz
     and (
         %(fraction)s::float8 is null

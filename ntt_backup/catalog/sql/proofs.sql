@@ -15,14 +15,16 @@ values (%(target)s, coalesce(%(met_at)s, now()), %(marked)s)
 on conflict do nothing;
 
 -- name: unproved
--- Copied blobs that nobody has checked since we met the target, of all.
+-- Copied blobs that nobody has checked since we met the target, of all, or of the session's part.
 select count(*) from {blobs}
-where {copied} and ({last_checked} is null or {last_checked} < %(met_at)s::timestamptz);
+where {copied} and ({last_checked} is null or {last_checked} < %(met_at)s::timestamptz)
+    and (%(all)s or {mine});
 
 -- name: unproved_sample
 -- The same of a sample of whole pages: its rows, and those of them. The sample is the same each time.
 select count(*), count(*) filter (
     where {copied} and ({last_checked} is null or {last_checked} < %(met_at)s::timestamptz)
+        and (%(all)s or {mine})
 )
 from {blobs} tablesample system (%(percent)s) repeatable (1);
 
@@ -44,7 +46,7 @@ where attrelid = to_regclass({blobs_name}) and attnum > 0 and not attisdropped;
 -- All blobs by the states of their copies: how many, the first of them, the states. Reads the whole
 -- table once, in parallel: of groups by conditions the planner knows that they are few.
 select count(*), min(blobid collate "C"), {states}
-from {blobs} where blobid is not null group by {columns};
+from {blobs} where blobid is not null and {mine} group by {columns};
 
 -- name: time_of_count
 -- The time of a transaction.

@@ -123,6 +123,8 @@ create table if not exists ntt_backup.runs (
     bytes bigint not null default 0
 );
 alter table ntt_backup.runs add column if not exists reason text;
+-- Of a host that holds a part of the store; null for all of it.
+alter table ntt_backup.runs add column if not exists prefixes text;
 
 -- What the runs of a target did in each hour; outage_s: seconds in which something was away.
 create table if not exists ntt_backup.hours (
@@ -170,6 +172,7 @@ create table if not exists ntt_backup.checks (
     detail text not null,
     primary key (target, command, started_at)
 );
+alter table ntt_backup.checks add column if not exists prefixes text;
 
 -- When we first met the marks of each target, and how many another program had made until then.
 create table if not exists ntt_backup.contacts (

@@ -32,13 +32,14 @@
 select coalesce(has_table_privilege(to_regclass('ntt_backup.unchecked'), 'select'), false);
 
 -- name: begin_checks
--- The blobs to check, those first that were checked, or tried in vain, longest ago. Held beyond its transaction, the
+-- The blobs to check of the session's part, those first that were checked, or tried in vain, longest ago. Held beyond its transaction, the
 -- server keeps the list itself, in its own temporary space: a check takes hours, and a transaction
 -- as long as that would keep vacuum from every table.
 declare ntt_backup_checks scroll cursor with hold for
 select blobid, {size} from {blobs} left join {tries} on name = blobid
 where {chosen} and blobid is not null and starts_with(blobid, %(prefix)s::text)
     and blobid >= %(lo)s::text and (%(hi)s::text is null or blobid < %(hi)s::text)
+    and {mine}
     and (
         %(older_than)s::float8 is null or {last_checked} is null
         or {last_checked} < now() - make_interval(secs => %(older_than)s::float8)
@@ -95,8 +96,8 @@ cross join lateral (
 ) as b;
 
 -- name: any_known
--- One row, if there is any.
-select 1 from {blobs} limit 1;
+-- One row of the session's part, if there is any.
+select 1 from {blobs} where {mine} limit 1;
 
 -- name: copied_from
 -- The first copied blob at or behind a point in the space of blobids.

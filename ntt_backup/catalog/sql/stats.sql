@@ -1,4 +1,5 @@
--- Figures. Exact ones read the whole table; they are for people who ask, not for the send loop.
+-- Figures, of the blobs that are in the part of the session (`mine`). Exact ones read the whole
+-- table; they are for people who ask, not for the send loop.
 --
 -- Sizes are another program's, and may be any number. Those below zero count as none, and a sum
 -- that no bigint holds as the largest one. (least() passes over a null, so none may reach it.)
@@ -23,13 +24,13 @@ select
     count(*) filter (where {pending} and size is null),
     (select count(*) from {blobs} where blobid is null)
 from {blobs}
-where blobid is not null;
+where blobid is not null and {mine};
 
 -- name: pending_total
 -- All pending blobs: how many, their known bytes, and how many lack a size.
 select count(*), least(coalesce(sum(greatest(size, 0)), 0), 9223372036854775807)::bigint,
     count(*) - count(size)
-from {blobs} where {pending} and blobid is not null;
+from {blobs} where {pending} and blobid is not null and {mine};
 
 -- name: pending_starts
 -- Of each given range the first pending blobs, at most `limit`: how many, the first, the last, their
@@ -57,7 +58,7 @@ order by r.nth;
 -- name: pending_plan
 -- What the planner thinks how many blobs are pending. It scales what it knows to the table's size of
 -- this moment.
-explain (format json) select from {blobs} where {pending} and blobid is not null;
+explain (format json) select from {blobs} where {pending} and blobid is not null and {mine};
 
 -- name: size_statistics
 -- What ANALYZE last found about sizes: the average, and the share of rows without one. The largest
@@ -83,6 +84,7 @@ select coalesce(f.reason, 'unknown'), {copy_failed} is true, count(*),
 from {blobs}
 left join ntt_backup.failures f on f.target = %(target)s and f.blobid = blobs.blobid
 where {uncopied} and blobs.blobid is not null and ({copy_failed} or f.reason is not null)
+    and {mine}
 group by 1, 2
 order by 3 desc, 1;
 
@@ -92,14 +94,14 @@ select f.reason, {copy_failed} is true, count(*),
     least(coalesce(sum(greatest(size, 0)), 0), 9223372036854775807)::bigint
 from ntt_backup.failures f
 join {blobs} on blobs.blobid = f.blobid
-where f.target = %(target)s and {uncopied}
+where f.target = %(target)s and {uncopied} and {mine_listed}
 group by 1, 2
 order by 3 desc, 1;
 
 -- name: noted_by_reason
 -- The same from the list alone, where it is long.
 select reason, reason <> all(%(checks)s::text[]), count(*), 0
-from ntt_backup.failures where target = %(target)s
+from ntt_backup.failures f where target = %(target)s and {mine_listed}
 group by 1, 2
 order by 3 desc, 1;
 
@@ -126,10 +128,10 @@ where oid = to_regclass({blobs_name});
 explain (format json) select from {blobs};
 
 -- name: copied_by_runs
--- What the target's runs have copied so far: blobs, bytes.
+-- What the target's runs, of the session's part, have copied so far: blobs, bytes.
 select coalesce(sum(copied), 0)::bigint,
     least(coalesce(sum(bytes), 0), 9223372036854775807)::bigint
-from ntt_backup.runs where target = %(target)s;
+from ntt_backup.runs r where target = %(target)s {and_of_part};
 
 -- name: proved
 -- Of a sample of the copied blobs how many were last found right in the last 7, 30 and 90 days, and
@@ -138,14 +140,17 @@ select count(*), count(*) filter (where {last_checked} > now() - interval '7 day
     count(*) filter (where {last_checked} > now() - interval '30 days'),
     count(*) filter (where {last_checked} > now() - interval '90 days'), count({last_checked})
 from {blobs} tablesample system (%(percent)s) repeatable (1)
-where {copied};
+where {copied} and {mine};
 
 -- name: failure_examples
 -- Of each reason the latest failures, of the first 10,000 on the target's list.
 select blobid, reason, detail, attempts, first_at, last_at, {known_at}
 from (
     select *, row_number() over (partition by reason order by last_at desc, blobid) as nth
-    from (select * from ntt_backup.failures where target = %(target)s limit 10000) as listed
+    from (
+        select * from ntt_backup.failures f
+        where target = %(target)s and {mine_listed} limit 10000
+    ) as listed
 ) as f
 where nth <= %(each)s
 order by reason, nth;

@@ -19,9 +19,11 @@ from ntt_backup.catalog.failures import (
     LedgerEntry,
     acknowledge,
     find_blob,
+    is_mine,
     iter_failed,
     ledger_of,
 )
+from ntt_backup.catalog.history import parts_of_others
 from ntt_backup.catalog.places import (
     iter_failed_files,
     places_of,
@@ -161,12 +163,21 @@ def show(common: Common, blobid: str, verify: bool) -> None:
         targets = ledger_of(conn, name)
         known = next((one.size for one in targets), None)
         source: InStore | None = None
-        if settings.source is not None:
+        mine = is_mine(conn, name)
+        others = [] if mine or not is_blobid(name) else parts_of_others(conn, settings.target)
+        if mine and settings.source is not None:
             store = open_store(settings, conn)
             source = look_in_store(store, Blob(name, known), verify=verify)
         paths = places_of(conn, [name], _PATHS).get(name, ()) if settings.by_path else ()
     rows = [("blob", name), ("size", "not known" if known is None else f"{known:,} bytes")]
+    hosts = [host for part, host in others if part.has(name)]
     fields: dict[str, Any] = {"blobid": name, "size": known, "source": None}
+    fields |= {"mine": mine, "hosts": hosts}
+    if not mine:
+        whose = (
+            f"it is in that of {', '.join(hosts)}" if hosts else "no run of the last days had it"
+        )
+        rows.append(("store", f"not in the part of this host ({settings.part}): {whose}"))
     if settings.by_path:
         fields["paths"] = [shown_path(path) for path in paths]
         rows += [("path", path) for path in fields["paths"][:_PATHS]]

@@ -161,6 +161,7 @@ def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
         f"would send {amount(pending.blobs, pending.bytes, estimated=not pending.exact)}"
         + (f" ({pending.unsized:,} of unknown size)" if pending.unsized else ""),
         f"from {settings.source.root} to {where}",
+        *settings.part.words,
         f"in at least {batches} of at most {many(run.most_blobs, 'blob')}"
         f" and {size(run.batch_bytes)}",
         f"by {many(run.workers, 'worker')}, strategy {run.strategy}{limit}",

@@ -74,7 +74,7 @@ def _show_policy(common: Common, *, exact: bool) -> NoReturn:
         )
     with open_catalog(settings, "status") as conn:
         count = count_proofs(conn, settings.targets, settings.policy.proved, renew=exact)
-    lines = policy_lines(count, copies, datetime.now(UTC))
+    lines = [*policy_lines(count, copies, datetime.now(UTC)), *settings.part.words]
     fields = policy_fields(count, copies)
     assert fields is not None
     results.report(fields, lines, SOME_FAILED if count.short(copies) else 0)

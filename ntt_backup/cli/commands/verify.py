@@ -91,7 +91,7 @@ def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> Non
             store = common.load(StoreConfig)
             with open_catalog(store, "verify --local", application="verify") as conn:
                 found = verify_store(conn, store, question, on_progress=progress)
-            said = lines(found, question)
+            said = [*lines(found, question), *store.part.words]
             if found.wrong:
                 names = " ".join(f"--blobid {one.blobid}" for one in found.wrong.first[:3])
                 said.append(f"to bring them back from a target: ntt-backup-remote heal {names}")
@@ -103,7 +103,7 @@ def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> Non
             with open_catalog(remote, "verify") as conn:
                 check = verify_packs if packs else verify_remote
                 found = check(conn, remote, question, on_progress=progress, on_outage=line.outage)
-            said = lines(found, question)
+            said = [*lines(found, question), *remote.part.words]
             if found.requeued:
                 pending = many(found.requeued, "blob is", "blobs are")
                 said.append(f"{pending} pending again; to repair this: ntt-backup-remote run")
@@ -277,7 +277,15 @@ def reconcile(
         wrong = sum(seen.differences[what] for what in SERIOUS)
         note.saw(seen.rows, 0, wrong, seen.exit_code)
     said = _comparison(seen, applied=apply, adoption=adoption, packs=settings.remote.packs)
+    said += [*settings.part.words, *_outside(seen.outside)]
     results.report_on(seen, said, seen.exit_code, target=settings.target)
+
+
+def _outside(blobids: list[str]) -> list[str]:
+    """Returns a line about blobs that the store has and other hosts are to hold, if any."""
+    below = many(len(blobids), "other prefix has", "other prefixes have")
+    hint = f"NOTE: {below} blobs in the store here, such as {{}}: they were left alone"
+    return [hint.format(one) for one in blobids[:1]]
 
 
 def _compared_so_far(seen: Comparison) -> str:
@@ -374,6 +382,7 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
     ]
     for kind, count in sorted(result.strays.items()):
         said.append(f"left aside {many(count, 'stray')}: {kind.value}")
+    said += [*settings.part.words, *_outside(result.outside)]
     if result.exit_code:
         said.append("NOT known: which blobs lie in what could not be read; let this user read it")
     results.report_on(result, said, result.exit_code, target=settings.target)
