@@ -149,14 +149,17 @@ class Outcomes:
 
     def _without_young(self, receipt: Receipt) -> Receipt:
         """Returns a receipt without the failures of blobs that may still be being written. These
-        are tried again once they are twice as old.
+        are tried again once they are twice as old; where many wait, later.
         """
         batch, ages = receipt.batch, self._ages(receipt)
         if not ages:
             return receipt
-        wait_s = min(max(_LEAST_YOUNG_SECONDS, min(ages.values())), _MOST_YOUNG_SECONDS)
+        waiting = self._queue.delayed_blobs + len(ages)
+        # The more wait, the rarer they are looked at: that is all that a worker would do.
+        share = _MOST_YOUNG_SECONDS * waiting / _MOST_YOUNG
+        wait_s = min(max(_LEAST_YOUNG_SECONDS, min(ages.values()), share), _MOST_YOUNG_SECONDS)
         due = time.monotonic() + wait_s
-        if self._queue.delayed_blobs + len(ages) > _MOST_YOUNG:
+        if waiting > _MOST_YOUNG:
             self._queue.put_off(batch.ranges, due)
         else:
             # A size that was measured while the file was written is none.

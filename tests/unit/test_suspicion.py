@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,44 @@ def test_a_suspect_store_ends_a_run_that_does_not_watch_once_all_is_taken_in() -
     with pytest.raises(StoreSuspect):
         outcomes.accept([receipt(first, ids(first)), receipt(second, set())], connected=False)
     assert [one.batch for one in outcomes.receipts] == [second]
+    os.close(stopping)
+    os.close(reading)
+
+
+class Young(Store):
+    """A store where others write into every directory all the time."""
+
+    def ages_of_young(self, failures: Iterable[Failure]) -> dict[str, float]:
+        return {one.blobid: 0.5 for one in failures}
+
+
+def test_a_hundred_thousand_young_blobs_are_looked_at_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where few wait they are looked at soon, and what stays missing is failed at last."""
+    now = 0.0
+    monkeypatch.setattr("ntt_backup.upload.batch_outcomes.time.monotonic", lambda: now)
+    stopping, reading = os.pipe()
+    run, backoff, queue = RunSettings(max_failed_share=1.0), Backoff(1.0, 2.0), SendQueue("0", 1, 1)
+    pipe = EventPipe(stopping, reading)
+    store, outages = Young(Path("/nowhere"), grace=900), Outages(pipe.emit, backoff, None)
+    outcomes = Outcomes(run, backoff, store, queue, outages, pipe, watch=True)
+    monkeypatch.setattr(pipe, "emit", lambda event: None)
+    away = {batch.ranges: batch for batch in batches(100)}
+    looks = 0
+    while now < 3600:
+        held = queue.ranges(now).union(*(one.ranges for one in queue.delayed))
+        due = [batch for ranges, batch in away.items() if not held & ranges]
+        while (again := queue.pop_due(now)) is not None:
+            due.append(again)
+        for batch in due:
+            looks += len(batch.blobs)
+            missing = {blob.blobid for blob in batch.blobs}
+            outcomes.accept([receipt(batch, missing)], connected=False)
+        now += 1.0
+    failed = [one.blobid for receipt in outcomes.receipts for one in receipt.failed]
+    assert looks <= 100_000 * 3600 / 100
+    assert len(failed) > 10_000
     os.close(stopping)
     os.close(reading)
 
