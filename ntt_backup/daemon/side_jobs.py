@@ -103,6 +103,7 @@ class SideJob(ChildProcess):
         # Tries in a row that met an outage, and how many of them had begun to work.
         self._waits = Restarts(backoff) if backoff is not None else None
         self._broken = 0
+        self._unreached = False
         self._over: JobOver | None = None
         self._last: Event | None = None
         # Whether an error was told since all was well.
@@ -200,7 +201,9 @@ class SideJob(ChildProcess):
             return
         if over is not None and over.away and self._waits is not None:
             self.away = over.away
-            self._broken += self._last is not None
+            # What nobody has reached meanwhile is the same outage.
+            self._broken += self._last is not None and not self._unreached
+            self._unreached = True
             wait = self._start_again(self._waits, now)
             attempt = self._waits.count
             reason, detail = over.reason, over.detail
@@ -220,10 +223,12 @@ class SideJob(ChildProcess):
             self._start_again(self._failures, now)
         else:
             self._failures.count = self._broken = 0
+            self._unreached = False
 
     def answer(self, what: str) -> None:
         """Schedules the work immediately where the work waits for this side, which answers now."""
         if self.away == what:
+            self._unreached = False
             self.hurry()
 
     def hurry(self) -> None:

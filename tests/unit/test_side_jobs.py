@@ -271,11 +271,24 @@ def test_a_dump_that_the_link_breaks_each_time_fails_in_the_end(says: Says) -> N
     says(tells, DumpStart(reason="old", program="17"), AWAY)
     dump = Job(INTERVAL, Backoff(1.0, 1.0))
     heard = []
+    begin(dump)
     for _ in range(MOST_BROKEN + 1):
-        dump.hurry()
-        begin(dump)
         heard.append(end(dump)[0].kind)
+        dump.answer("remote")  # A blob has passed.
+        begin(dump)
+    dump.discard()
     assert heard == ["warning"] * MOST_BROKEN + ["dump_start"]
+
+
+def test_a_check_that_meets_the_same_outage_again_and_again_does_not_fail(says: Says) -> None:
+    patient = printing(Warning(reason="patient"))
+    tells = f"import sys\nif sys.argv[1] == '(True,)': {patient}"
+    says(tells, CheckStart(command="verify"), AWAY)
+    check = CheckJob(settings(**{"checks.verify": {"every": "1d"}}), Backoff(1.0, 1.0))
+    for attempt in range(2 * MOST_BROKEN):
+        check.start_if_due(attempt * 10.0)
+        told = [event.kind for event in end(check, attempt * 10.0)]
+        assert told == ["warning", "check_start", "outage"]
 
 
 def heard(job: SideJob, count: int) -> None:
