@@ -47,13 +47,15 @@ class Soak:
         self._busy: set[int] = set()
         self._counts: Counter[str] = Counter()
         self._read = 0
+        self._began = 0.0
 
     def play(self) -> list[str]:
         """Returns all that is not as it should be."""
-        world, pause, began = self._world, threading.Event(), time.monotonic()
+        world, pause = self._world, threading.Event()
+        began = self._began = time.monotonic()
         with world.serving():
             for hour in range(self._hours):
-                world.hour = hour
+                world.hour = self._now()
                 for act in self._acts.get(hour, ()):
                     self._counts[act.name] += 1
                     self._busy.add(hour)
@@ -65,32 +67,34 @@ class Soak:
                 while (left := end - time.monotonic()) > 0:
                     # The page is looked at once an hour; in a slow simulation more often.
                     pause.wait(min(left, 15))
-                    world.hour = hour + 1 - max(0, end - time.monotonic()) / self._hour_s
+                    world.hour = self._now()
                     if end - time.monotonic() > 0:
                         self._sample()
                 self._look(hour)
-            self._hours = max(self._hours, 1)
             took = time.monotonic() - began
             world.finish()
-            world.hour = self._hours
             world.stop_daemon()
             self._read_log(self._hours)
             world.wrong += self._left()
         world.wrong += world.incomplete()
         return self._judge(took)
 
+    def _now(self) -> float:
+        """The hour by the clock; that of the timeline is behind where acts take long."""
+        return (time.monotonic() - self._began) / self._hour_s
+
     def _sample(self) -> None:
         self._uses += self._world.uses()
 
     def _look(self, hour: int) -> None:
         world = self._world
-        world.hour = hour + 1
+        world.hour = self._now()
         self._sample()
         if world.ended:
             world.wrong.append(f"hour {hour}: the daemon ended with {world.ended}")
             world.start_daemon()
         try:
-            for one in world.expectations.hear(hour + 1, world.look()):
+            for one in world.expectations.hear(world.hour, world.look()):
                 self._say(f"  FALSE ALARM? {one}")
         except OSError as error:
             world.wrong.append(f"hour {hour}: the page cannot be read: {error}")

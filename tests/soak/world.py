@@ -40,6 +40,7 @@ from tests.helpers.processes import descendants, kill, name
 from tests.helpers.sshd import Sshd
 from tests.helpers.waiting import PATIENCE, wait_until
 from tests.soak.judge import ALL, Expectations, Use
+from tests.soak.scaled import LONG_OUTAGE
 
 HOUR, DAY = 3600.0, 86400.0
 COPIES = 2
@@ -512,9 +513,9 @@ class World:
         kinds = "unreachable dump snapshot found"
         for one in self.names:
             if one.startswith(target):
-                self._expect(
-                    kinds, one, hours + _BY_CHECKS, what, "unreachable" if hours > 3 else ""
-                )
+                long = hours * HOUR / self.factor > 1.4 * LONG_OUTAGE
+                must = "unreachable" if long else ""
+                self._expect(kinds, one, hours + _BY_CHECKS, what, must)
         if target == "usb":
             assert self._disks is not None
             self._disks.mount("none")
