@@ -219,6 +219,8 @@ class _Work:
     # Directories that the remote cannot read. Their blobs may exist without being listed.
     unreadable: list[str] = field(default_factory=list)
     seen: Comparison = field(default_factory=Comparison)
+    # How many differences were told.
+    told: int = 0
 
     def __post_init__(self) -> None:
         self.seen.outside = [] if self.by_path else self.tree.outside()
@@ -403,7 +405,7 @@ class _Work:
         """Reports the differences of one blob. sizes: the size of the blob in each place of the
         remote that has it. local: its size in the store, None for absent.
         """
-        before = self.seen.differences.total()
+        before = self.told
         # The store's size was checked when the blob was sent; the catalog's is second best.
         expected = local if local is not None or row is None else row.size
         packs = isinstance(self.names, PackNames)
@@ -438,7 +440,7 @@ class _Work:
                     self.unproved.append(Blob(blobid, remote))
             elif not row.failed and (expected == remote or (packs and expected is None)):
                 self._find(Blob(blobid, remote))
-        self.seen.agreed += self.seen.differences.total() == before
+        self.seen.agreed += self.told == before
 
     def _is_hidden(self, blobid: str) -> bool:
         return isinstance(self.names, PackNames) and self.names.hides(blobid)
@@ -446,6 +448,7 @@ class _Work:
     def tell(self, what: Difference, name: str, remark: str) -> None:
         """Reports a difference."""
         self.seen.differences[what] += 1
+        self.told += 1
         examples = self.seen.examples.setdefault(what, [])
         if len(examples) < _EXAMPLES:
             examples.append(f"{name} {remark}".strip())

@@ -290,14 +290,19 @@ class CheckRun:
         return BY_WORD in self.detail or UNCHECKED in self.detail
 
 
-def lock_checks(conn: Connection, target: str) -> bool:
-    """Locks the checks of a target, in the session's part, as long as the session lives.
+def lock_work(conn: Connection, work: str, target: str) -> bool:
+    """Locks the checks or dumps of a target, in the session's part, as long as the session lives.
+
+    Args:
+        conn: The session.
+        work: What is locked: `checks` or `dumps`.
+        target: The name of the target.
 
     Returns:
-        False if another session has locked them.
+        False if another session has locked that.
     """
-    key = lock_class(f"checks of {target} {conn.part}".rstrip())
-    ((locked,),) = conn.ask("lock the checks", "lock_checks", key=key)
+    key = lock_class(f"{work} of {target} {conn.part}".rstrip())
+    ((locked,),) = conn.ask(f"lock the {work}", "lock_work", key=key)
     return bool(locked)
 
 

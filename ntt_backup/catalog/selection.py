@@ -89,7 +89,7 @@ def rows_in(conn: Connection, target: str, one: BlobRange) -> list[Row]:
     values = {"lo": one.lo, "hi": one.hi}
     with translated("list blobs"), conn.transaction():
         walk_indexes(conn, local=True)
-        return [Row(*row) for row in conn.rows("rows_between", values, **columns(target))]
+        return [Row._make(row) for row in conn.rows("rows_between", values, **columns(target))]
 
 
 def sample(conn: Connection, target: str, limit: int) -> list[Blob]:

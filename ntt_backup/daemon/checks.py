@@ -112,7 +112,7 @@ def check_due(
         with connection.connect(
             settings.catalog.url, application_name("checks"), part=settings.part
         ) as conn:
-            if not history.lock_checks(conn, settings.target):
+            if not history.lock_work(conn, "checks", settings.target):
                 return JobOver(failed=False, again_s=_SOON_SECONDS)
             if "drill" in settings.checks.scheduled:
                 _remove_what_is_left(settings.checks.drill)

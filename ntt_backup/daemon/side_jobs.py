@@ -284,7 +284,12 @@ class DumpJob(SideJob):
         shared = self._targets if wanted.beside else ()
         try:
             made = dump(
-                self.settings, tell_parent, patient=patient, beside=wanted.beside, shared=shared
+                self.settings,
+                tell_parent,
+                patient=patient,
+                beside=wanted.beside,
+                shared=shared,
+                every=(self.interval() or 0.0) if patient else 0.0,
             )
         except DumpImpossible as error:
             if not relied_on(self.settings):
@@ -299,7 +304,7 @@ class DumpJob(SideJob):
         else:
             if not made.tells:
                 return JobOver(failed=False, again_s=min(MOST_RETRY_SECONDS, wanted.interval))
-            # Targets that share a dump need the next one at the same time.
+            # Targets and hosts that share a dump need the next one at the same time.
             shares = patient and made.age_s > 0
             wait = max(1.0, wanted.interval - made.age_s) if shares else None
             return JobOver(failed=False, again_s=wait)

@@ -13,6 +13,9 @@ pg_dump can write with several jobs, needs a directory: a local copy. It works o
 and the catalog is one large table.
 
 The targets of a daemon share one pg_dump: what it wrote waits here for each of them (see `spool`).
+Daemons of several hosts take turns for a target, by an advisory lock, and count what another one of
+them has made, as far as they can prove that: where they have one signing key, and then one dump an
+interval is made.
 
 `check` rehearses a dump without its rows and without a trace. What looks like a dump that can be
 made, a pg_dump that is new enough, says little: the job once failed at a table of another program
@@ -24,12 +27,13 @@ would show, privileges and policies, the catalog is asked in one query.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import secrets
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -70,6 +74,9 @@ _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE
 _OWN_TABLE: Final = re.compile(rb"^\d+; \d+ \d+ TABLE ntt_backup (\S+) ", re.MULTILINE)
 _OWN_DATA: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA ntt_backup (\S+) ", re.MULTILINE)
 
+# While another host dumps.
+_SOON_SECONDS: Final = 300.0
+
 Emit = Callable[[events.Event], None]
 
 
@@ -80,7 +87,8 @@ class NewestDump:
     Attributes:
         tells: Whether it has a blob that was copied. One that has none does not tell what a restore
             must bring back.
-        age_s: The seconds since pg_dump was started for it, where targets share it; else 0.
+        age_s: The seconds since pg_dump was started for it, where targets or hosts share it; else
+            0.
     """
 
     tells: bool
@@ -136,6 +144,7 @@ def dump(
     patient: bool = False,
     beside: bool = False,
     shared: Sequence[str] = (),
+    every: float = 0.0,
 ) -> NewestDump:
     """Makes a dump if it is time to, and not where the last one is as good as a new one.
 
@@ -147,6 +156,7 @@ def dump(
         patient: the caller tries again after an outage, which is not noted for `status`.
         beside: blobs are copied meanwhile.
         shared: the targets that take one dump from this machine; see `spool`.
+        every: the seconds from one dump to the next, where hosts take turns; 0 where they do not.
 
     Returns:
         What is known of the newest dump.
@@ -157,7 +167,13 @@ def dump(
     """
     job = _Job(settings, emit, beside=beside, shared=tuple(shared))
     try:
-        return job.run(force=force or whole, whole=whole)
+        with ExitStack() as stack:
+            if every:
+                turn = stack.enter_context(job.connect())
+                if not history.lock_work(turn, "dumps", settings.target):
+                    # Another host makes one at this moment.
+                    return NewestDump(tells=True, age_s=max(0.0, every - _SOON_SECONDS))
+            return job.run(force=force or whole, whole=whole, every=every)
     except BackupError as error:
         if not (patient and error.retryable):
             job.note("", None, str(error))
@@ -197,6 +213,14 @@ def due(
     return "old" if age >= timedelta(seconds=max_age_s) else ""
 
 
+def _age_elsewhere(known: Sequence[Stored]) -> float:
+    """Returns the age in seconds of the newest dump if another host has made it, else infinity."""
+    if not known or known[-1].record is None or known[-1].record.host == socket.gethostname():
+        return math.inf
+    # A clock that was ahead there must not stop dumps for as long.
+    return max(1.0, abs(_seconds_since(known[-1].begun)))
+
+
 class _Job:
     """One dump, from the look at earlier ones to the removal of those no longer wanted."""
 
@@ -213,8 +237,8 @@ class _Job:
         self._clock = time.monotonic()
         self._told: set[str] = set()
 
-    def run(self, *, force: bool, whole: bool) -> NewestDump:
-        with self._connect() as conn:
+    def run(self, *, force: bool, whole: bool, every: float) -> NewestDump:
+        with self.connect() as conn:
             state = history.database_state(conn)
             self._settings = identified(conn, self._settings)
         found = pg_programs.find(self._settings.dump.bin, state.server_version)
@@ -224,6 +248,9 @@ class _Job:
                 self._note_good(plan.known[-1])
                 self._emit(DumpSkipped(name=plan.known[-1].name))
                 return NewestDump(plan.copied)
+            age = _age_elsewhere(plan.known)
+            if plan.reason in ("changed", "old") and age < every:
+                return NewestDump(plan.copied, age)
             if lost := rollback_detection.lost_key(self._settings, self._keys):
                 self._warn(lost)
             self._emit(DumpStart(reason=plan.reason, program=found.version))
@@ -249,7 +276,7 @@ class _Job:
             BackupError: The disk of the target is not mounted.
         """
         settings, dumps = self._settings, list_dumps(store)
-        with self._connect() as conn:
+        with self.connect() as conn:
             ledger = history.noted_dumps(conn, settings.target, MAX_DUMPS)
         of_host = retention.of_host(dumps, self._keys, ledger)
         ours = record.of_catalog(of_host, settings.target, state.database)
@@ -260,7 +287,7 @@ class _Job:
         last = known[-1].record if known else None
         copied = store.placed and last is not None and last.copied
         if not copied:
-            with self._connect() as conn:
+            with self.connect() as conn:
                 copied = selection.any_copied(conn, settings.target)
         if copied and not store.placed:
             # By-hash is also missing at the start of a target's life. Once blobs were copied, the
@@ -342,7 +369,7 @@ class _Job:
         copied = [self._settings.target] if plan.copied else []
         for name in set(self._shared) - {self._settings.target}:
             # The columns of another target may still be missing.
-            with suppress(CatalogError), self._connect() as conn:
+            with suppress(CatalogError), self.connect() as conn:
                 copied += [name] if selection.any_copied(conn, name) else []
         options = self._options(found)
         one = Spooled(
@@ -372,10 +399,10 @@ class _Job:
         return (*compress, *(f"--exclude-table-data={one}" for one in dump.exclude_table_data))
 
     def _state(self) -> DatabaseState:
-        with self._connect() as conn:
+        with self.connect() as conn:
             return history.database_state(conn)
 
-    def _connect(self) -> connection.Connection:
+    def connect(self) -> connection.Connection:
         return connection.connect(self._settings.catalog.url, self._application)
 
     def _send(
@@ -534,14 +561,14 @@ class _Job:
         Otherwise `status` would show that failure until the next dump is made.
         """
         with suppress(CatalogError):
-            with self._connect() as conn:
+            with self.connect() as conn:
                 failed = any(one.error for one in history.last_dumps(conn, self._settings.target))
             if failed:
                 self.note(last.name, last.record, "")
 
     def note(self, name: str, made: DumpRecord | None, error: str) -> None:
         """Writes into the catalog what `status` shows. It may be away: then only the log knows."""
-        with suppress(CatalogError), self._connect() as conn:
+        with suppress(CatalogError), self.connect() as conn:
             history.record_dump(
                 conn,
                 self._settings.target,

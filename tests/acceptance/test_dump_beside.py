@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -272,3 +273,38 @@ def test_rows_of_tables_can_be_left_out_and_a_restore_says_so(
     assert dumping.query("select count(*) from cache_of_paths") == [(0,)]
     assert dumping.query("select count(*) from kept") == [(1,)]
     assert dumping.query("select count(*) from blobs") == [(3,)]
+
+
+def test_daemons_of_two_hosts_make_one_dump_an_interval(
+    dumping: Environment, gate: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = set(dumping.fill(5))
+    dumping.run("run", "--skip-pgdump", expect=0)
+    dumping.call("dump", expect=0)
+    dumping.query("create table of_others ()")
+    gate.touch()
+    here = load(Settings, file=dumping.config, environ={})
+    said: list[Event] = []
+    other = dumping.root / "other.jsonl"
+    with dumping.running("run", "--watch"):
+        wait_until(lambda: count(calls) == 2, "a second pg_dump")
+        # Whoever finds another host at work looks again soon.
+        found = job.dump(here, said.append, beside=True, every=3600.0)
+        assert found == NewestDump(tells=True, age_s=3300.0)
+        elsewhere = {"NTT_LOCK_FILE": str(dumping.root / "lock-2"), "NTT_BACKUP_LOG": str(other)}
+        dumping.environ |= elsewhere
+        with dumping.running("run", "--watch"):
+            wait_until(lambda: other.exists() and "worker_start" in other.read_text(), "another")
+            await_copied(dumping, "remote", first | set(dumping.fill(5, seed=2)))
+            gate.unlink()
+            dumping.await_event("dump_complete")
+    assert "dump_start" not in other.read_text()
+
+    dumping.query("create table of_others_too ()")
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    newest = job.dump(here, said.append, beside=True, every=3600.0)
+    assert newest.tells
+    assert 0 < newest.age_s < 3600
+    assert (said, count(calls)) == ([], 2)
+    assert job.dump(here, said.append, beside=True, every=newest.age_s / 2).tells
+    assert count(calls) == 3

@@ -17,7 +17,7 @@ from ntt_backup.catalog.failures import acknowledge, is_mine, iter_damaged, iter
 from ntt_backup.catalog.history import (
     last_checks,
     latest_runs,
-    lock_checks,
+    lock_work,
     note_check,
     parts_of_others,
     recent_runs,
@@ -190,9 +190,9 @@ def test_runs_and_checks_are_those_of_the_part_and_a_drill_is_of_all(
 def test_hosts_check_their_parts_at_the_same_time_each_once(
     catalog_url: str, sessions: Sequence[Connection]
 ) -> None:
-    assert all(lock_checks(one, TARGET) for one in sessions)
+    assert all(lock_work(one, "checks", TARGET) for one in sessions)
     with connect(catalog_url, "test", part=PARTS[0]) as again:
-        assert not lock_checks(again, TARGET)
+        assert not lock_work(again, "checks", TARGET)
 
 
 def test_a_host_with_a_part_needs_a_catalog_that_can_note_it(

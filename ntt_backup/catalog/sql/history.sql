@@ -110,7 +110,7 @@ from (
 where nth = 1 or (exit_code = 0 and nth_so = 1)
 order by ended_at desc, command;
 
--- name: lock_checks
+-- name: lock_work
 -- An advisory lock of this session, if no other session has it. Ranges have other second keys.
 select pg_try_advisory_lock(%(key)s, -1);
 

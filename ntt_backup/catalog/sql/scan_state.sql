@@ -4,7 +4,7 @@
 -- Which of the given blobids the catalog lacks, and of which it lacks the size: each with whether it
 -- is there.
 select found.blobid, blobs.blobid is not null
-from unnest(%(blobids)s::text[]) as found (blobid) left join {blobs} on blobs.blobid = found.blobid
+from unnest(%(blobids)b::text[]) as found (blobid) left join {blobs} on blobs.blobid = found.blobid
 where blobs.size is null;
 
 -- name: create_found
