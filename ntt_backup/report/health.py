@@ -206,6 +206,13 @@ def _blobs(facts: TargetFacts) -> Iterator[Point]:
         )
 
 
+def _known(facts: TargetFacts) -> int:
+    """Returns the number of failed blobs that somebody said are known."""
+    totals = facts.totals
+    assert totals is not None
+    return totals.failed - facts.unknown - totals.failed_by_reason.get(UNKNOWN, 0)
+
+
 def _marks(facts: TargetFacts) -> Iterator[Point]:
     """Yields the findings on marks that are no proof."""
     unproved = facts.unproved
@@ -254,6 +261,8 @@ def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:
             continue  # What is known of it is newer.
         newest = check.command not in commands
         commands.add(check.command)
+        if check.command == "heal" and facts.totals and check.wrong <= _known(facts):
+            continue  # What could not be healed is known to fail.
         if newest and check.exit_code and check.exit_code < 128:
             found = (
                 f"found {many(check.wrong, 'blob')} missing or wrong" if check.wrong else "failed"

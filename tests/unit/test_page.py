@@ -101,6 +101,7 @@ SILENT = replace(UNDER_WAY, outcome=None, updated_at=RUN.updated_at)
 OURS = replace(UNDER_WAY, host=socket.gethostname(), pid=os.getpid())
 DEAD = replace(OURS, pid=2**22 + 1)  # More than Linux gives to any process.
 WRONG = CheckRun("verify", NOW, NOW, 7, 100, 1000, 2, "")
+UNHEALED = replace(WRONG, command="heal")
 RECONCILED = CheckRun("reconcile", NOW, NOW, 0, 100, 0, 0, "")
 DRILLED = CheckRun("drill", NOW - DAY, NOW - DAY, 0, 100, 1000, 0, "")
 WRONG_BEFORE = replace(WRONG, started_at=NOW - DAY, ended_at=NOW - DAY)
@@ -174,6 +175,9 @@ OLD_COUNT = replace(KEPT, counted_at=NOW - 2 * DAY)
             "All blobs are copied",
             facts(settings=settings(media=["a", "b"], **DAILY), snapshots={"etc": LATE}),
         ),
+        (ACTION, "heal, 0.0 s ago, found 2 blobs", facts(checks=[UNHEALED])),
+        (ACTION, "heal", facts(checks=[replace(UNHEALED, wrong=4)], totals=KNOWN)),
+        (HEALTHY, "somebody said is known", facts(checks=[UNHEALED], totals=KNOWN)),
         (ACTION, "verify, 0.0 s ago, found 2 blobs missing or wrong", facts(checks=[WRONG])),
         (
             HEALTHY,
