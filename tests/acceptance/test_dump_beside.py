@@ -147,6 +147,35 @@ def test_three_targets_take_one_dump(
     assert (row["restorable"], row["origin"]) == (True, "this host")
 
 
+def test_a_target_that_is_cut_off_holds_up_neither_the_blobs_nor_the_dump_of_others(
+    dumping: Environment, gate: Path, calls: Path
+) -> None:
+    others = ("remote", "usb")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        dumping.settings["targets.pool"] = {"url": f"ssh://127.0.0.1:{port}/away"}
+        dumping.write_config()
+        gate.touch()
+        blobids = set(dumping.fill(20))
+        with dumping.running("--target", "all", "run", "--watch") as run:
+            for name in others:
+                await_copied(dumping, name, blobids)
+            dumping.await_event("dump_start", 2)
+            assert dumping.events("dump_complete") == []
+            gate.unlink()
+            dumping.await_event("dump_complete", 2)
+            later = {dumping.put(b"later")}
+            for name in others:
+                await_copied(dumping, name, blobids | later)
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(PATIENCE) == 143, dumping.output()
+    assert count(calls) == 1
+    assert {one["target"] for one in dumping.events("dump_complete")} == set(others)
+    assert {one["target"] for one in dumping.events("outage")} == {"pool"}
+    assert sums(dumping, "remote") == sums(dumping, "usb")
+
+
 def test_a_target_that_comes_back_takes_the_dump_that_waits(
     dumping: Environment, calls: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from ntt_backup.audit.reconcile import Difference
 from tests.helpers.environment import Environment
 from tests.helpers.sshd import Sshd
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import PATIENCE, wait_until
 
 ABSENT = "ab" * 32
 
@@ -212,6 +212,25 @@ def test_an_adoption_that_is_killed_has_marked_nothing_that_is_wrong(env: Enviro
     assert set() < env.copied() <= set(right)
     assert compared(env, "--adopt")["differences"][Difference.UNPROVED] == 1
     assert env.copied() == set(right)
+
+
+def test_two_adoptions_beside_a_run_mark_what_is_right_and_nothing_else(env: Environment) -> None:
+    """What is wrong there is replaced by the run, whoever comes first; nothing is failed."""
+    right, wrong = laid_there(env, 1000)
+    put = [env.remote_path(one).stat().st_ino for one in right]
+    with (
+        env.running("reconcile", "--adopt") as first,
+        env.running("reconcile", "--adopt") as second,
+        env.running("run") as run,
+    ):
+        ended = [one.wait(PATIENCE) for one in (first, second, run)]
+    assert ended == [0, 0, 0], env.output()
+    assert env.copied() == {*right, *wrong}
+    env.assert_complete()
+    assert env.failures() == {}
+    assert env.events("blob_failed") == []
+    assert [env.remote_path(one).stat().st_ino for one in right] == put
+    assert differing(compared(env)) == {}
 
 
 def test_sizes_are_trusted_for_an_adoption_alone(env: Environment) -> None:
