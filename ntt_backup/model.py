@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from ntt_backup.wire.framing import MAX_BLOB
 
@@ -88,6 +88,28 @@ class Blob:
         must not distort sums.
         """
         return self.size if self.size is not None and 0 <= self.size <= MAX_BLOB else 0
+
+
+class ListedFile(NamedTuple):
+    """A file that goes by its path, as the catalog or a places file lists it.
+
+    Attributes:
+        blobid: The blob that is its content; None where the file was never read.
+        path: Its path.
+        size: The size in bytes; None if unknown.
+        mtime_ns: The modification time in nanoseconds; None if unknown.
+        mode: The permission bits; None if unknown.
+        origin: The name of what lists the file; "" for the query.
+        gone: Whether its origin does not list it any more.
+    """
+
+    blobid: str | None
+    path: bytes
+    size: int | None
+    mtime_ns: int | None
+    mode: int | None
+    origin: str = ""
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

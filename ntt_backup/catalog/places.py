@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
+from psycopg import sql
+
 from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import (
     Connection,
@@ -29,13 +31,14 @@ from ntt_backup.catalog.connection import (
 )
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.formatting import printable
-from ntt_backup.model import Blob
+from ntt_backup.model import Blob, ListedFile
 
 # A row may become visible so long after it has got its key: that long its transaction lasted.
 _LATE: Final = timedelta(hours=1)
 # What is counted at most, and how many rows are read at once.
 _COUNTED: Final = 100_000
 _PAGE: Final = 2000
+_QUERY_SECONDS: Final = 600
 # No target's name has a slash.
 _READING: Final = {"class": lock_class("places/")}
 _REGISTERING: Final = {"class": lock_class("origins/")}
@@ -381,6 +384,31 @@ def requeue_files(conn: Connection, reason: str | None = None) -> int:
 def listed_blobs(conn: Connection, prefix: str) -> Iterator[tuple[str, int]]:
     """Yields the blobs with a prefix of which a file is listed, in order, each with its size."""
     yield from conn.ask("list files", "listed_blobs", prefix=prefix)
+
+
+def listed_files(conn: Connection, query: str | None = None) -> Iterator[ListedFile]:
+    """Yields the files whose place was not replaced, in the order of their blobids.
+
+    Those that were never read come last, and without those that are gone. The transaction that
+    lists them stays open until the last one is taken.
+
+    Args:
+        conn: The connection.
+        query: A query of the operator that gives blobids: only files with these are listed.
+
+    Raises:
+        CatalogError: The catalog refuses, or is away.
+    """
+    of_query = fragment("files_of_query", query=sql.SQL(query)) if query else sql.SQL("")
+    with translated("list files"), conn.transaction():
+        conn.rows("query_reads_only")
+        if query:
+            conn.rows("limit_query", limit=sql.Literal(f"{_QUERY_SECONDS}s"))
+            conn.rows("path_of_query", schema=sql.Identifier(conn.schema or "public"))
+        # In this form the server takes one statement, and no second one behind it.
+        conn.execute(statement("begin_files", of_query=of_query), binary=True)
+        while rows := conn.rows("next_files"):
+            yield from (ListedFile(*row) for row in rows)
 
 
 def shown_path(path: bytes) -> str:

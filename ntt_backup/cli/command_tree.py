@@ -37,7 +37,7 @@ SECTIONS: Final = {
         "show": "Show everything that is known about one blob.",
         "requeue": "Make failed blobs pending again.",
         "reconcile": "Compare catalog, store and remote by name and size.",
-        "restore": "Restore blobs, or the catalog, from the remote.",
+        "restore": "Restore blobs, files or the catalog from the remote.",
         "heal": "Restore missing or damaged blobs of the store from the targets.",
     },
     "Set up": {
@@ -177,8 +177,8 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "requeue": ("requeue", "requeue --reason missing", "requeue 3f0a17"),
     "restore": (
         "restore --to /srv/store",
-        "restore --to /tmp/some --list blobids.txt --bwlimit 4MB",
         "restore --catalog",
+        "restore --as-paths --to /srv/uploads --path '/2026/**'",
     ),
     "resume": ("resume", "--target offsite resume", "--target all resume"),
     "runs": ("runs", "runs --limit 5 --json"),

@@ -42,12 +42,14 @@ from ntt_backup import events, rollback_detection
 from ntt_backup.catalog import connection, history, privileges, selection
 from ntt_backup.catalog.history import DatabaseState
 from ntt_backup.catalog.identities import identified
+from ntt_backup.catalog.places import listed_files
 from ntt_backup.client.remote_errors import explain_gone
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.dump import pg_programs, record, retention
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart, DumpWaits
 from ntt_backup.dump.pg_programs import Programs
+from ntt_backup.dump.places_file import PlacesWriter
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.retention import Retention
 from ntt_backup.dump.series import Form, kept_base
@@ -68,7 +70,7 @@ from ntt_backup.formatting import many, moment, size
 from ntt_backup.objects.bucket import DEAD_SECONDS
 from ntt_backup.packstore import marker
 from ntt_backup.process.spawn import wait_for
-from ntt_backup.wire.stored_names import MAX_DUMPS
+from ntt_backup.wire.stored_names import MAX_DUMPS, PLACES
 
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
 _OWN_TABLE: Final = re.compile(rb"^\d+; \d+ \d+ TABLE ntt_backup (\S+) ", re.MULTILINE)
@@ -428,10 +430,12 @@ class _Job:
         form: Form,
     ) -> DumpRecord:
         upload, state = store.write(name), content.state
+        places: NewFile | None = None
         try:
             head = self._pour(content.pieces, upload, form)
             written, digest = upload.finish()
             _require_ours(pg_programs.read_head(found.pg_restore, head, "--list"))
+            places, places_bytes, places_sha256 = self._send_places(store, name)
             took = max(time.monotonic() - self._clock, _seconds_since(content.begun))
             made = DumpRecord(
                 format=form.format,
@@ -453,12 +457,38 @@ class _Job:
                 head_bytes=len(head),
                 head_sha256=hashlib.sha256(head).hexdigest(),
                 excluded=self._settings.dump.exclude_table_data,
+                places_bytes=places_bytes,
+                places_sha256=places_sha256,
             ).signed(name, self._keys)
-            publish_dump(store, upload, name, made)
+            publish_dump(store, upload, name, made, places)
         except BaseException:
             upload.discard()
             raise
+        finally:
+            if places is not None:
+                places.discard()
         return made
+
+    def _send_places(self, store: FileStore, name: str) -> tuple[NewFile | None, int, str]:
+        """Sends the places file of a dump, where files go by their paths.
+
+        Returns:
+            The file, which has no name yet, its size and its SHA-256; None, 0 and "" for no file.
+        """
+        if not self._settings.by_path:
+            return None, 0, ""
+        file = store.write(name + PLACES)
+        try:
+            writer = PlacesWriter(file.add)
+            with self.connect() as conn:
+                for listed in listed_files(conn):
+                    writer.add(listed)
+            writer.finish()
+            written, digest = file.finish()
+        except BaseException:
+            file.discard()
+            raise
+        return file, written, digest.hex()
 
     @staticmethod
     def _pour(pieces: Generator[bytes, None, None], upload: NewFile, form: Form) -> bytes:

@@ -52,6 +52,8 @@ class DumpRecord:
         head_sha256: Of that beginning: it is proved before any statement of the dump is executed.
         step: Of an increment, one more than that of the last one on the same base; else 0.
         excluded: The patterns for tables of which no row is in the dump.
+        places_bytes: The size of the places file beside the dump; 0 where there is none.
+        places_sha256: The SHA-256 of the places file.
         signature: By the key of the host that made the dump; "" where it has none.
     """
 
@@ -74,6 +76,8 @@ class DumpRecord:
     head_sha256: str = ""
     step: _Number = 0
     excluded: Annotated[tuple[str, ...], Field(max_length=_MOST_EXCLUDED)] = ()
+    places_bytes: _Number = 0
+    places_sha256: str = ""
     signature: str = ""
 
     @property
@@ -95,11 +99,11 @@ class DumpRecord:
     def to_json(self) -> str:
         """Returns the record as one line of JSON.
 
-        A step of 0 and an empty `excluded` are left out: the first records had neither, and their
-        signatures must remain valid.
+        What the first records did not have is left out where it is empty: their signatures must
+        remain valid.
         """
         values = asdict(self)
-        for name in ("step", "excluded"):
+        for name in ("step", "excluded", "places_bytes", "places_sha256"):
             if not values[name]:
                 del values[name]
         return json.dumps(values, sort_keys=True)

@@ -36,7 +36,7 @@ from ntt_backup.filestore.contract import (
 )
 from ntt_backup.filestore.open import open_store
 from ntt_backup.wire import stored_names
-from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, RECORD, dump_of, is_pin
+from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, PLACES, RECORD, dump_of, is_pin
 
 _PIECE: Final = 8 << 20
 _LOCAL_PIECE: Final = 1 << 16
@@ -47,7 +47,8 @@ DUMPS: Final = Area(
     word="dump",
     file="a dump",
     files="dumps",
-    most=4 * MAX_DUMPS,  # Each dump has two files. Somebody may have put more there by hand.
+    most=4
+    * MAX_DUMPS,  # Each dump has two or three files. Somebody may have put more there by hand.
     replace=False,
     by_shell=True,
     denied=DumpImpossible,
@@ -64,7 +65,7 @@ def open_dumps(settings: RemoteConfig) -> FileStore:
 def list_dumps(store: FileStore) -> list[Stored]:
     """Returns the dumps on the target, oldest first, and changes nothing."""
     files = {one.name: one for one in store.list()}
-    names = {name.removesuffix(RECORD) for name in files if not is_pin(name)}
+    names = {dump_of(name) for name in files if not is_pin(name)}
     pins: dict[str, list[str]] = {}
     for name in filter(is_pin, files):
         pins.setdefault(dump_of(name), []).append(name)
@@ -102,20 +103,26 @@ def fetch_dump(store: ReadableStore, dump: Stored) -> Generator[bytes, None, Non
 
 
 def remove_dumps(store: FileStore, names: Sequence[str]) -> int:
-    """Removes dumps with their records, in this order; returns how many the target did not keep."""
+    """Removes dumps, their places files and records; returns how many the target did not keep."""
     if not names:
         return 0
     # What has a record is found again.
-    store.remove([file for name in names for file in (name, name + RECORD)])
+    store.remove([file for name in names for file in (name, name + PLACES, name + RECORD)])
     left = {one.name for one in store.list()}
-    gone = set(names) - {name.removesuffix(RECORD) for name in left if not is_pin(name)}
+    gone = set(names) - {dump_of(name) for name in left if not is_pin(name)}
     # Pins that keep nothing: others have put them there.
     store.remove([name for name in left if is_pin(name) and dump_of(name) in gone])
     return len(gone)
 
 
-def publish_dump(store: FileStore, file: NewFile, name: str, record: DumpRecord) -> None:
-    """Gives a finished dump its name, which is durable when this returns.
+def publish_dump(
+    store: FileStore,
+    file: NewFile,
+    name: str,
+    record: DumpRecord,
+    places: NewFile | None = None,
+) -> None:
+    """Gives a finished dump its name, and its places file, which are durable when this returns.
 
     The record comes first: a dump without one would stay. Raises NameTaken: whoever may list the
     uploads of a bucket knows the name before.
@@ -128,12 +135,14 @@ def publish_dump(store: FileStore, file: NewFile, name: str, record: DumpRecord)
     finally:
         beside.discard()
     try:
+        if places is not None:
+            places.publish()
         file.publish()
     except NameTaken:
         # Else the record would vouch for the content of somebody else. Who may not remove it
         # removes no older dumps either.
         with suppress(RemoteDenied):
-            store.remove([name + RECORD])
+            store.remove([*([name + PLACES] if places is not None else []), name + RECORD])
         raise
 
 

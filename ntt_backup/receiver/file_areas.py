@@ -47,6 +47,7 @@ from ntt_backup.wire.stored_names import (
     MAX_DUMPS,
     MAX_PINS,
     MAX_RECORD,
+    PLACES,
     RECORD,
     SEALED,
     arrival_us,
@@ -70,7 +71,7 @@ _DAY_US = 86_400_000_000
 _NEWEST = 2
 _DAYS = 7
 # What is read of a record. 10,000 records would take too much memory.
-_KNOWN = ("target", "database", "bytes", "sha256", "base")
+_KNOWN = ("target", "database", "bytes", "sha256", "base", "places_bytes", "places_sha256")
 
 INCOMING = ".incoming-"
 _STALE_SECONDS = 3600
@@ -425,7 +426,8 @@ class SnapshotArea(FileArea):
 
 class DumpArea(FileArea):
     """`pgdump` has dumps of catalogs. The record of each, JSON, lies beside it and comes first: a
-    record without its dump is told from a good one, a dump without a record is not.
+    record without its dump is told from a good one, a dump without a record is not. So does the
+    list of the files that go by their paths.
     """
 
     called = stored_names.DUMPS
@@ -447,7 +449,8 @@ class DumpArea(FileArea):
             record = self._record(dump)
         except FileNotFoundError:
             raise ProtocolError("a dump before its record") from None
-        said = (record.get("bytes"), record.get("sha256"))
+        of = "places_" if PLACES in name else ""
+        said = (record.get(f"{of}bytes"), record.get(f"{of}sha256"))
         if not name.endswith(SEALED) and said != (size, digest.hex()):
             raise ProtocolError("the record of another dump")
 
@@ -478,7 +481,10 @@ class DumpArea(FileArea):
                 continue
             # A dump without its record would stay for ever.
             left = (
-                {dump, dump + SEALED} & found.keys() - asked.keys() if name == dump + RECORD else ()
+                {dump + end for end in ("", SEALED, PLACES, PLACES + SEALED)}
+                & found.keys() - asked.keys()
+                if name == dump + RECORD
+                else ()
             )
             if dump in records and dump not in stay and not left:
                 chosen.append(name)

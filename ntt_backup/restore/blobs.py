@@ -28,6 +28,7 @@ from ntt_backup.process.threads import WorkQueue
 from ntt_backup.restore.destination import Found, RestoreTarget, TargetWriter
 
 if TYPE_CHECKING:
+    from ntt_backup.restore.as_paths import FileRestore
     from ntt_backup.restore.from_packs import FromPacks
     from ntt_backup.restore.from_receiver import FromReceiver
 
@@ -220,6 +221,7 @@ def restore(
     on_archived: Callable[[str], None] = lambda key: None,
     thaw: Thaw | None = None,
     bwlimit: Timetable | None = None,
+    files: FileRestore | None = None,
 ) -> Restored:
     """Fetches the wanted blobs that the destination lacks, by `workers` threads. Raises
     BackupError. Each blob that is in the destination then is right.
@@ -231,8 +233,21 @@ def restore(
         on_archived: Is told the keys of objects that must be thawed first.
         thaw: Asks the object store to thaw these objects.
         bwlimit: The limit of all that is fetched.
+        files: The blobs come back as files under their paths, and these say which are wanted.
     """
-    work = work_from(settings, wanted, on_outage, on_archived, thaw, bwlimit)
+
+    def work_on(wanted: Wanted) -> FromReceiver | FromPacks:
+        return work_from(settings, wanted, on_outage, on_archived, thaw, bwlimit)
+
+    if files is not None:
+        return files.run(
+            work_on,
+            destination,
+            workers=workers,
+            trust_size=trust_size,
+            on_progress=on_progress,
+        )
+    work = work_on(wanted)
     layout = settings.source.path_layout if settings.source is not None else BY_HASH_LAYOUT
     with closing(RestoreTarget(destination, shard=wanted.shard, layout=layout)) as target:
         return work.run(target, workers, on_progress, trust_size=trust_size)

@@ -48,6 +48,9 @@ from ntt_backup.wire.messages import PRESENT, REFUSED, REPLACED, RESUMABLE, Larg
 
 SCRATCH: Final = ".ntt-restore"
 PARTIAL: Final = "partial"
+# Blobs that the caller gives other names.
+_UNNAMED: Final = "blobs"
+_KEPT: Final = (PARTIAL, _UNNAMED)
 
 _CHUNK: Final = 1 << 20
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -119,6 +122,9 @@ class RestoreTarget:
     shard: the part that this restore is of, which has scratch space of its own, since restores of
     other parts may work in the target at the same time.
 
+    unnamed: blobs are kept in the scratch space, also for the next call, until the caller gives
+    them their names, or removes them by `remove_unnamed`.
+
     in_store: is given where the target is the store itself. Then a name that cannot be given fails
     its blob only, and no incomplete blob stays when the target is closed.
 
@@ -131,9 +137,12 @@ class RestoreTarget:
         in_store: InStore | None = None,
         shard: Shard = WHOLE,
         layout: Layout = BY_HASH_LAYOUT,
+        *,
+        unnamed: bool = False,
     ) -> None:
         self.root = root
         self.layout = layout
+        self._unnamed = unnamed
         self._name = f"{SCRATCH}-{shard.number}-of-{shard.count}" if shard.count > 1 else SCRATCH
         self.in_store = in_store
         self.turn = threading.Lock()
@@ -155,12 +164,15 @@ class RestoreTarget:
     def open(self) -> None:
         """Opens the target: once more in a copy of this process, which has no descriptors."""
         with destination(self.root):
-            self.fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self.device = os.fstat(self.fd).st_dev
-            make_directory(self.fd, self._name, 0o700)
-            self._scratch = open_below(self.fd, self._name)
+            self.fd = self.top = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.device = os.fstat(self.top).st_dev
+            make_directory(self.top, self._name, 0o700)
+            self._scratch = open_below(self.top, self._name)
             make_directory(self._scratch, PARTIAL, 0o700)
             self.partial = open_below(self._scratch, PARTIAL)
+            if self._unnamed:
+                make_directory(self._scratch, _UNNAMED, 0o700)
+                self.fd = open_below(self._scratch, _UNNAMED)
 
     def stage(self, name: str) -> int:
         """Returns an empty directory for the files of one writer, for the caller to close."""
@@ -186,23 +198,27 @@ class RestoreTarget:
         with destination(self.root):
             sync_below(self.fd, files=False)
 
+    def remove_unnamed(self) -> None:
+        """Removes the blobs that were given no name."""
+        remove_tree(self._scratch, _UNNAMED)
+
     def close(self) -> None:
         """Removes the scratch space, except incomplete large blobs, which can be resumed."""
         with suppress(OSError):
             self._empty_scratch()
             if self.in_store is not None:
                 remove_tree(self._scratch, PARTIAL)
-            else:
-                os.rmdir(PARTIAL, dir_fd=self._scratch)
-            os.rmdir(self._name, dir_fd=self.fd)
+            for name in {*names_in(self._scratch)} & {*_KEPT}:
+                os.rmdir(name, dir_fd=self._scratch)
+            os.rmdir(self._name, dir_fd=self.top)
             if self._made:
                 self.root.rmdir()  # Where nothing came, it is empty.
-        for fd in (self.partial, self._scratch, self.fd):
+        for fd in {self.partial, self._scratch, self.fd, self.top}:
             os.close(fd)
 
     def _empty_scratch(self) -> None:
         for name in names_in(self._scratch):
-            if name != PARTIAL:
+            if name not in _KEPT:
                 remove_tree(self._scratch, name)
 
 

@@ -4,7 +4,8 @@ Files lie in areas. Two areas are directories below the root of the target, to w
 relative:
 
 - `snapshots`: `<set>/<version>/<file>`, the files of snapshots;
-- `pgdump`: `<dump>` and `<dump>.json`, the dumps of the catalog and their records.
+- `pgdump`: `<dump>` and `<dump>.json`, the dumps of the catalog and their records;
+  `<dump>.places.jsonl.zst`, the files that go by their paths.
 
 Beside a version or a dump its pins may lie: `<set>/<version>/pin-<key>-<mac>`, and
 `<dump>.pin-<key>-<mac>`.
@@ -33,6 +34,7 @@ DUMPS = "pgdump"
 PACKS = "packs"
 SEALED = ".age"
 RECORD = ".json"
+PLACES = ".places.jsonl.zst"
 STAMP = "%Y%m%dT%H%M%SZ"
 
 # The number of dumps in an area, and the size of a record in bytes.
@@ -113,10 +115,9 @@ def dump_of(name: str) -> str:
     if pin is not None:
         dump_begun(pin[0])
         return pin[0]
-    for end in (RECORD, SEALED):
+    for end in (RECORD,) if name.endswith(RECORD) else (SEALED, PLACES):
         if name.endswith(end):
             name = name[: -len(end)]
-            break
     dump_begun(name)
     return name
 

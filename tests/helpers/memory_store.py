@@ -64,7 +64,7 @@ class MemoryStore:
 
     def write(self, name: str) -> MemoryFile:
         self.area.require_name(name)
-        assert self.writing < 2, "two files at a time"
+        assert self.writing < 3, "three files at a time"
         self._ask("write", name)
         if name in self.files:
             raise NameTaken(name, self.area.file)

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -438,6 +439,32 @@ def test_a_record_goes_with_its_dump_or_behind_it(
     assert removed(client) == [1, 1]
     left = {path.name.partition(".")[0] for path in (root / "pgdump").iterdir()}
     assert left == {DUMP_NAMES[at].partition(".")[0] for at in (0, 1, 4, 5)}
+
+
+@pytest.mark.parametrize("ending", ["", ".age"])
+def test_a_places_file_has_the_sum_that_its_record_says_and_goes_with_its_dump(
+    root: Path, ending: str
+) -> None:
+    client = Client(root, KINDS[1], "dump", "replace")
+    beside = f"{DUMP}.places.jsonl.zst{ending}"
+    record = a_record(b"content", places_bytes=5, places_sha256=sha256(b"files").hexdigest())
+    client.files(a_file(record, f"{DUMP}.json"))
+    client.files(a_file(b"files", beside), a_file(b"content", DUMP + ending))
+    assert client.said()[-2:] == [SUCCEEDED, SUCCEEDED]
+    client.files(removing(f"{DUMP}.json", DUMP + ending))
+    assert removed(client) == [1]  # The record stays as long as a file of the dump does.
+    client.files(removing(f"{DUMP}.json", beside))
+    assert removed(client)[-1] == 2
+    assert list((root / "pgdump").iterdir()) == []
+
+
+def test_a_places_file_without_a_record_or_of_another_one_is_refused(root: Path) -> None:
+    for record, content in ((None, b"files"), (a_record(b"content"), b"files")):
+        client = Client(root, KINDS[1])
+        before = [a_file(record, f"{DUMP}.json", 1)] if record else []
+        client.files(*before, a_file(content, f"{DUMP}.places.jsonl.zst"))
+        assert SUCCEEDED not in client.said()[len(before) :]
+        assert not (root / "pgdump" / f"{DUMP}.places.jsonl.zst").exists()
 
 
 @pytest.mark.parametrize("first", ["", ".age"])

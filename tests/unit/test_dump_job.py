@@ -178,7 +178,10 @@ class World:
     def discard(self) -> None:
         self.given_up = True
 
-    def _publish(self, _store: World, _file: World, name: str, made: DumpRecord) -> None:
+    def _publish(
+        self, _store: World, _file: World, name: str, made: DumpRecord, places: object
+    ) -> None:
+        assert places is None
         self.named[name] = made
 
     def drop(self, names: list[str]) -> int:

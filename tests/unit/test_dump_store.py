@@ -20,7 +20,7 @@ from ntt_backup.filestore.contract import (
     StoredFileDamaged,
 )
 from ntt_backup.filestore.sealed import SealedStore
-from ntt_backup.wire.stored_names import MAX_RECORD, RECORD
+from ntt_backup.wire.stored_names import MAX_RECORD, PLACES, RECORD
 from tests.contract.dumps import NAME, record_of, send_dump
 from tests.helpers.blobs import Person, noise
 from tests.helpers.memory_store import MemoryStore
@@ -48,6 +48,24 @@ def test_a_dump_gets_its_name_behind_its_record(store: MemoryStore) -> None:
     assert (found.name, found.size, found.record, found.whole) == (NAME, 7, record, True)
     assert found.arrived == store.arrived[NAME]
     assert b"".join(fetch_dump(store, found)) == b"content"
+
+
+def test_a_places_file_gets_its_name_between_record_and_dump_and_goes_with_them(
+    store: MemoryStore,
+) -> None:
+    named: list[str] = []
+    store.before = lambda verb, name: named.append(name) if verb == "publish" else None
+    upload = store.write(NAME)
+    upload.add(b"content")
+    upload.finish()
+    places = store.write(NAME + PLACES)
+    places.add(b"files")
+    places.finish()
+    publish_dump(store, upload, NAME, record_of(b"content"), places)
+    assert named == [NAME + RECORD, NAME + PLACES, NAME]
+    assert [one.name for one in list_dumps(store)] == [NAME]
+    assert remove_dumps(store, [NAME]) == 1
+    assert store.files == {}
 
 
 @pytest.mark.parametrize("verb", ["add", "finish", "publish"])

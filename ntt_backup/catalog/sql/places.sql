@@ -236,6 +236,22 @@ select blobid, max(size) from ntt_backup.places
 where blobid >= %(prefix)s and blobid < %(prefix)s || 'g' and gone_at is null and replaced_at is null
 group by blobid order by blobid collate "C";
 
+-- name: begin_files
+-- Lists the files, in the order of the bytes of their blobids; last, those that were never read.
+declare ntt_backup_files no scroll cursor for
+select p.blobid, p.path, p.size, p.mtime_ns, p.mode, p.origin, p.gone_at is not null
+from ntt_backup.places as p
+where p.replaced_at is null and (p.blobid is not null or p.gone_at is null) {of_query}
+order by p.blobid collate "C", p.path;
+
+-- name: files_of_query
+-- Whether an operator's query gives the blob of a file, as a part of other queries.
+and p.blobid in (select * from ({query}) as given)
+
+-- name: next_files
+-- The next files of the list.
+fetch forward 5000 from ntt_backup_files;
+
 -- name: try_turn
 -- Takes a turn that one session has at a time, if nobody has it.
 select pg_try_advisory_lock(%(class)s, 0);

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -12,19 +13,27 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import click
 
 from ntt_backup.cli import options, results
-from ntt_backup.cli.global_options import Common, NamedFile, connect, read_blobids, require_blobids
+from ntt_backup.cli.global_options import (
+    Common,
+    NamedFile,
+    connect,
+    open_catalog,
+    read_blobids,
+    require_blobids,
+)
 from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, GivenPath, flag, repeated, value
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.config.signing_key import Origin
 from ntt_backup.errors import ConfigError, complete
 from ntt_backup.formatting import duration, many, moment, printable, size
-from ntt_backup.model import WHOLE, Shard
+from ntt_backup.model import WHOLE, ListedFile, Shard
 from ntt_backup.restore.blobs import Restored, Thaw, Wanted
 from ntt_backup.restore.blobs import restore as restore_blobs
 
 if TYPE_CHECKING:
     # What speaks to PostgreSQL takes longer to load than a few blobs to restore.
+    from ntt_backup.restore.as_paths import FileRestore
     from ntt_backup.restore.drill import Drilled
 
 _NOBODY: Final = (
@@ -54,6 +63,16 @@ _NOBODY: Final = (
 @options.bwlimit("for fetching blobs")
 @options.sessions(default=4)
 @flag("--trust-size", "Keep a file in DIR that has the right size, without hashing it.")
+@flag("--as-paths", "Restore files by their paths, with their times and modes.", "as_paths")
+@repeated("--path", "GLOB", "With --as-paths: restore what fits", "paths")
+@value(
+    "--places",
+    "LIST",
+    "With --as-paths: take the list of files from the target and not from the catalog: latest, or"
+    " the NAME of a dump; or from a local file.",
+)
+@flag("--with-gone", "With --as-paths: restore also files that are no longer listed.", "with_gone")
+@flag("--hard-links", "With --as-paths: make hard links of equal files.", "hard_links")
 @value(
     "--archived", GivenPath("file", dir_okay=False), "Write the keys of archived objects into FILE."
 )
@@ -83,21 +102,29 @@ def restore(
     bwlimit: Timetable | None,
     workers: int,
     trust_size: bool,
+    as_paths: bool,
+    paths: tuple[str, ...],
+    places: str | None,
+    with_gone: bool,
+    hard_links: bool,
     archived: Path | None,
     days: int | None,
     tier: str | None,
 ) -> None:
-    """Restore blobs, or the catalog, from the remote.
+    """Restore blobs, files or the catalog from the remote.
 
     Blobs are restored into DIR/aa/bb/, without the catalog. Each blob is hashed before its file
     gets its name. Correct files in DIR are kept, so the same command continues after an
     interruption. The exit code is 7 if a blob could not be restored.
+
+    With --as-paths, the files of a store whose files go by their paths are restored to DIR/PATH.
+    The catalog lists the files, or without a catalog --places. A wrong file in DIR is replaced.
     """
     if directory is not None and destination is not None:
         raise click.UsageError("give one directory: --to DIR, or DIR alone")
     destination = destination or directory
     if of_catalog:
-        if any((destination, prefix, names, blobids, query, shard, days, tier, bwlimit)):
+        if any((destination, prefix, names, blobids, query, shard, days, tier, bwlimit, as_paths)):
             raise click.UsageError(
                 "--catalog cannot be combined with --to, --thaw, --bwlimit or a choice of blobs"
             )
@@ -112,10 +139,17 @@ def restore(
             choice |= {"trust_target": trust_target, "refresh": not no_refresh}
             _restore_catalog(common.load(RemoteConfig), choice)
         return
-    if any((dump, tables, schema, database, trust_target, allow_superuser, no_refresh)):
+    of_target = trust_target and not places
+    if any((dump, tables, schema, database, of_target, allow_superuser, no_refresh)):
         raise click.UsageError(
             "--dump, --table, --schema, --database, --trust-target, --allow-superuser and"
             " --no-refresh are for --catalog"
+        )
+    if not as_paths and any((paths, places, with_gone, hard_links)):
+        raise click.UsageError("--path, --places, --with-gone and --hard-links are for --as-paths")
+    if as_paths and (names is not None or blobids or (places and query)):
+        raise click.UsageError(
+            "--as-paths cannot be combined with --list or --blobid, nor --query with --places"
         )
     if destination is None:
         raise click.UsageError("restore needs --to DIR, or --catalog")
@@ -142,11 +176,18 @@ def restore(
         asked = {"prefix": prefix, "blobs": chosen, "shard": str(shard or "")}
         note = stack.enter_context(results.noted(common, "restore", **asked))
         line = stack.enter_context(results.progress_line())
-        if query is not None:
+        if query is not None and not as_paths:
             from ntt_backup.catalog.selection import blobids_of
 
             listed = blobids_of(stack.enter_context(connect(settings, "restore")), query)
         wanted = Wanted(prefix, listed, shard or WHOLE)
+        files: FileRestore | None = None
+        if as_paths:
+            from ntt_backup.restore import as_paths as by_paths
+
+            chosen_files = by_paths.FileChoice(paths, with_gone=with_gone, hard_links=hard_links)
+            source = _list_of_files(settings, places, query, trust_target=trust_target)
+            files = by_paths.FileRestore(source, chosen_files, wanted)
         keys: NamedFile | None = None
         if archived is not None:
             keys = stack.enter_context(NamedFile(archived, "name another file with --archived"))
@@ -166,9 +207,35 @@ def restore(
             on_archived=keys.write if keys is not None else lambda key: None,
             thaw=Thaw(days, tier or "standard") if days is not None else None,
             bwlimit=bwlimit,
+            files=files,
         )
         progress(done)
-    results.report_on(done, lines(done, destination), done.exit_code, target=common.target)
+    said, counts = lines(done, destination), {}
+    if files is not None:
+        counts = asdict(files.counts)
+        said.append(
+            f"{many(files.counts.files, 'file')} got their names, {files.counts.replaced:,} of them"
+            f" in place of others; {files.counts.kept:,} were already there and right"
+        )
+    results.report_on(done, said, done.exit_code, target=common.target, **counts)
+
+
+def _list_of_files(
+    settings: RemoteConfig, places: str | None, query: str | None, *, trust_target: bool
+) -> Callable[[str], Iterator[ListedFile]]:
+    """Returns what lists the files to restore, see `FileRestore`."""
+    from ntt_backup.dump.places_file import open_places, read_places
+    from ntt_backup.restore.as_paths import of_catalog
+
+    def listed(directory: str) -> Iterator[ListedFile]:
+        if places is None:
+            with open_catalog(settings, "reading of files by path", application="restore") as conn:
+                return of_catalog(conn, query, directory)
+        warn = results.warn
+        file = open_places(settings, places, directory, warn, trust_target=trust_target)
+        return read_places(file, places)
+
+    return listed
 
 
 def _restore_tables(

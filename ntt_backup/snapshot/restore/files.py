@@ -408,7 +408,7 @@ def _compare_content(
             if runs or size != entry.size:
                 return False, runs
         # Only the BLAKE3 of the whole proves that nothing differs.
-        return size == entry.size and _digest(fd) == entry.digest, None
+        return size == entry.size and digest_of(fd) == entry.digest, None
     except OSError as error:
         if error.errno != errno.EIO:
             raise
@@ -474,7 +474,7 @@ class _FileWriter:
                 else:
                     with closing(old):
                         self._open_beside(level, name, free=False)
-                        _copy(old, self._fd)
+                        copy_content(old, self._fd)
                 os.ftruncate(self._fd, self._entry.size)
                 for start, end in _outside(runs, self._entry.extents):
                     _clear(self._fd, start, end)
@@ -525,7 +525,7 @@ class _FileWriter:
                 self._hash_zeros(entry.size)
                 digest = self._hasher.hexdigest()
         else:
-            digest = _digest(self._fd)
+            digest = digest_of(self._fd)
         if (self._verify or self._hasher is None) and digest != entry.digest:
             in_place = ": it was changed in place, and is left so"
             raise Refused(WRONG + (in_place if self._beside is None else ""))
@@ -542,8 +542,16 @@ class _FileWriter:
         self._at = end
 
 
-def _copy(old: int, new: int) -> None:
-    """Makes new a copy of old, which shares its blocks where the file system can do that."""
+def copy_content(old: int, new: int) -> None:
+    """Makes a file a copy of another, which shares its blocks where the file system can do that.
+
+    Args:
+        old: The descriptor of the other file.
+        new: The descriptor of the file, which is empty.
+
+    Raises:
+        OSError: A system call fails.
+    """
     with suppress(OSError):
         fcntl.ioctl(new, _FICLONE, old)
         return
@@ -568,7 +576,8 @@ def _clear(fd: int, start: int, end: int) -> None:
         start += os.pwrite(fd, _ZEROS[: end - start], start)
 
 
-def _digest(fd: int) -> str:
+def digest_of(fd: int) -> str:
+    """Returns the BLAKE3 of a file's content in hex. Raises OSError."""
     hasher = blake3()
     end, size = 0, os.fstat(fd).st_size
     for at, piece in read_stretches(fd, size, 1, memoryview(bytearray(_PIECE))):

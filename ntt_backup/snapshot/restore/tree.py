@@ -96,15 +96,16 @@ class DestinationTree:
     """Opens the directories below a root, whose descriptor the caller closes.
 
     The directories on the path to the last entered one are open. Missing ones are made on request,
-    accessible to this user alone.
+    with a mode: by default accessible to this user alone.
 
     Attributes:
         mounted: For each other file system, the first of its directories that was entered, as a
             descriptor, which `close` closes.
     """
 
-    def __init__(self, root: int, *, make: bool) -> None:
+    def __init__(self, root: int, *, make: bool, mode: int = 0o700) -> None:
         self._make = make
+        self._mode = mode
         self._devices = {os.fstat(root).st_dev}
         self.mounted: list[int] = []
         self._levels = [Level("", root)]
@@ -144,7 +145,7 @@ class DestinationTree:
         new = False
         if self._make:
             with suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=above.fd)
+                os.mkdir(name, self._mode, dir_fd=above.fd)
                 new = True
         try:
             if not new:
