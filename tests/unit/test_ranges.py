@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.range_locks import (
     PARTS,
     RANGES,
@@ -18,8 +19,10 @@ from ntt_backup.catalog.range_locks import (
     range_name,
     whole_of,
 )
-from ntt_backup.model import BlobRange
+from ntt_backup.config.values import parse_prefixes
+from ntt_backup.model import BlobRange, Part
 
+HASHES = st.text(alphabet="0123456789abcdef", min_size=64, max_size=64)
 WORKERS = [*range(1, 65), 100, 256]
 
 
@@ -78,6 +81,27 @@ def test_every_range_and_part_has_an_index_and_a_name_of_its_own() -> None:
 def test_every_worker_tries_every_range_once(workers: int) -> None:
     for worker in range(workers):
         assert sorted(claim_order(worker, workers)) == list(range(RANGES))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("prefixes", ["a3", "0-7f", "00 3-5 f3 ff"])
+def test_workers_of_a_part_try_its_ranges_and_no_other(prefixes: str, workers: int) -> None:
+    part = parse_prefixes(prefixes)
+    orders = [claim_order(worker, workers, part) for worker in range(workers)]
+    assert all(sorted(one) == list(part.prefixes) for one in orders)
+
+
+@given(st.sets(st.integers(0, 255), min_size=1), st.text() | HASHES)
+def test_a_part_is_written_as_it_is_read_and_has_each_text_once(
+    numbers: set[int], text: str
+) -> None:
+    part = Part(tuple(sorted(numbers)))
+    assert part.whole or parse_prefixes(str(part)) == part
+    spans = [BlobRange(0, lo, hi) for lo, hi in part.spans]
+    (index,) = (one.index for one in prefix_ranges() if holds(one, text))
+    assert sum(holds(one, text) for one in spans) == (index in numbers)
+    if is_blobid(text):
+        assert part.has(text) == (index in numbers)
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -60,6 +60,14 @@ def test_other_media_of_a_target_need_a_new_start() -> None:
     assert warning.reason.endswith("has changed: media")
 
 
+def test_another_part_of_the_store_needs_a_new_start() -> None:
+    new = settings(source={"root": "/s", "prefixes": ["0-7f"]})
+    now, (_, warning) = read_again(settings(), lambda: new, fine)
+    assert isinstance(warning, events.Warning)
+    assert warning.reason.endswith("has changed: source.prefixes")
+    assert now.part.whole
+
+
 def test_settings_that_are_the_same_are_read_without_a_warning() -> None:
     _, (read,) = read_again(settings(), settings, fine)
     assert isinstance(read, SettingsRead)
