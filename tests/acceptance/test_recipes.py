@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import re
 import subprocess
@@ -249,6 +248,14 @@ def schema_of(postgres: Postgres, url: str) -> str:
     return re.sub(r"(?m)^\\(un)?restrict .*$", "", done.stdout)
 
 
+def files_below(root: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
 @pytest.fixture
 def owner(database_url: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(database_url, autocommit=True) as session:
@@ -277,6 +284,9 @@ def test_a_recipe_copies_all_files_and_changes_nothing(
     env.call("run", expect=0)
     assert set(env.copied()) == recipe.blobids
     env.call("verify", expect=0)
+    back = env.root / "back"
+    env.call("restore", "--as-paths", "--to", str(back), expect=0)
+    assert files_below(back) == recipe.contents
     assert schema_of(postgres, database_url) == before
 
 
@@ -313,5 +323,7 @@ def test_a_hundred_thousand_files_of_an_application(
         began = time.monotonic()
         env.await_copied(recipe.blobids)
         print(f"a new file was copied after {time.monotonic() - began:.1f} s")
+    back = env.root / "back"
+    env.call("restore", "--as-paths", "--to", str(back), expect=0)
+    assert files_below(back) == recipe.contents
     assert schema_of(postgres, database_url) == before
-    assert os.path.exists(recipe.root)
