@@ -134,6 +134,8 @@ def test_three_targets_take_one_dump(
         assert dumping.events("dump_complete") == []
         gate.unlink()
         dumping.await_event("dump_complete", 3)
+        # The last one that has it removes it, after it has said so.
+        wait_until(lambda: waiting(tmp_path) == [], "the dump that waited to be removed")
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143, dumping.output()
     assert count(calls) == 1
