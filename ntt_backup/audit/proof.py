@@ -30,6 +30,7 @@ from ntt_backup.client.session_pool import ReconnectingSession
 from ntt_backup.config import CatalogConfig
 from ntt_backup.errors import SourceError, Unsupported
 from ntt_backup.model import Blob, Failure, Reason, total_size
+from ntt_backup.name_hash import NEW_HASHER, HashOfNames
 from ntt_backup.process.threads import WorkQueue
 from ntt_backup.source.reader import Reader
 from ntt_backup.source.store import Store
@@ -168,11 +169,12 @@ class Hashes:
     ours: Container[str] = ()
 
     def ask(self, session: ReadSession) -> None:
-        self._hash = messages.BLAKE3 if session.banner.can_hash else messages.SHA256
+        can_name = session.banner.can_hash and session.hash_of_names == "blake3"
+        self._hash = messages.BLAKE3 if can_name else messages.SHA256
         session.ask_hashes(self._hash, _digests(self.blobs))
 
     def receive(self, session: ReadSession) -> Proved:
-        named = self._hash == messages.BLAKE3
+        named = self._hash == messages.HASHES[session.hash_of_names]
         hashes = session.hashes(total_size(self.blobs))
         for blob, said in zip(self.blobs, hashes, strict=True):
             blobid = blob.blobid
@@ -207,7 +209,7 @@ class Fetch:
         session.ask_contents(_digests(self.job))
 
     def receive(self, session: ReadSession) -> Proved:
-        hashing = Hashing()
+        hashing = Hashing(session.hash_of_names)
         session.contents(hashing)
         return Proved(self.job, hashing.bytes, hashing.failures)
 
@@ -274,7 +276,8 @@ def store_of(settings: CatalogConfig, conn: Connection) -> Store | None:
 
 def require_sums(session: ReadSession, source: Store | None) -> None:
     """Raises Unsupported where no sum of the remote could say anything about its blobs."""
-    if source is None and not session.banner.can_hash:
+    can_name = session.banner.can_hash or session.hash_of_names == "sha256"
+    if source is None and not can_name:
         raise Unsupported(
             "the remote has no BLAKE3, and there is no store here to compare its blobs with",
             detail=f"receiver {session.banner.version}, Python {session.banner.python}",
@@ -289,21 +292,22 @@ def _digests(job: Blobs) -> list[bytes]:
 
 
 class Hashing:
-    """A `ContentSink` that hashes contents, and keeps only failures."""
+    """A `ContentSink` that hashes contents, and keeps only failures. names: the hash of names."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: HashOfNames = "blake3") -> None:
+        self._new = NEW_HASHER[names]
         self.bytes = 0
         self.failures: list[Failure] = []
         self._large: Large | None = None
-        self._hasher = blake3()
+        self._hasher = self._new()
 
     def whole(self, digest: bytes, content: memoryview) -> None:
         self.bytes += len(content)
-        self._compare(digest, blake3(content).digest(), len(content))
+        self._compare(digest, self._new(content).digest(), len(content))
 
     def begin(self, large: Large) -> None:
         self._large = large
-        self._hasher = blake3()
+        self._hasher = self._new()
 
     def piece(self, data: memoryview) -> None:
         self.bytes += len(data)

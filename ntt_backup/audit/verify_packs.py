@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from ntt_backup.audit.proof import Blobs, Hashing
@@ -46,11 +47,13 @@ from ntt_backup.filestore.contract import (
 )
 from ntt_backup.filestore.reconnecting import ReconnectingSharedStore
 from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
+from ntt_backup.name_hash import HashOfNames
 from ntt_backup.objects.bucket import still
 from ntt_backup.pack.age_encryption import NotSealed, SealedForOthers
 from ntt_backup.pack.format import PackError
 from ntt_backup.pack.names import LARGE_BLOB, PackKey, blob_key
 from ntt_backup.pack.reader import jobs
+from ntt_backup.packstore import marker
 from ntt_backup.packstore.contents import give_blobs, give_elsewhere, give_large
 from ntt_backup.packstore.tables import PackObject, Tables, entries_of, open_to_read, pack_object
 from ntt_backup.process.threads import Cancelled, WorkQueue, run_threads
@@ -112,6 +115,10 @@ class _PackCheck(Check[_Stored]):
         self._read_packs: list[str] = []
         self._lost_packs: dict[str, tuple[StoredPack, Failure]] = {}
         self.found.total = self._packs.blobs + self._large.total
+
+    @cached_property
+    def _names(self) -> HashOfNames:
+        return marker.names_in(self.store)
 
     # --- what is checked, and recorded ------------------------------------------------------------
 
@@ -184,7 +191,7 @@ class _PackCheck(Check[_Stored]):
 
     def _check(self, what: _Stored) -> _Checked:
         """Checks a file. A blob that is wrong here and right in another pack is no failure."""
-        sink = Hashing()
+        sink = Hashing(self._names)
         if PackKey.read(_key(what)) is None and isinstance(what, StoredPack):
             text = f"the ledger names a pack that can be none, {what.key}"
             return _lost(what, Reason.REMOTE_MISSING, text)
@@ -221,7 +228,7 @@ class _PackCheck(Check[_Stored]):
             # Most of its blobs are right, and the others may be right in another pack by now. A key
             # that may not `get` cannot tell.
             with suppress(Unsupported):
-                return self._read(what, Hashing())
+                return self._read(what, Hashing(self._names))
         if same is False:
             text = f"{name} is another one than was sent, by its checksum"
             return _lost(what, Reason.REMOTE_CORRUPT, text)
@@ -237,7 +244,7 @@ class _PackCheck(Check[_Stored]):
         if isinstance(what, StoredPack):
             file = file._replace(checksum=self.store.prove(file.name))
             return still(file, what.checksum), file.size
-        theirs = self.store.prove(file.name, "blake3")
+        theirs = self.store.prove(file.name, self._names)
         if not theirs:
             return None, 0
         return theirs == checksum(bytes.fromhex(what.blobid)), file.size
@@ -362,7 +369,7 @@ class _PackCheck(Check[_Stored]):
 
         Returns what is right nowhere.
         """
-        sink = Hashing()
+        sink = Hashing(self._names)
         sink.failures = lost
         good: list[PackObject] = []
         for key in give_elsewhere(self.store, self.tables, sink, None, own):

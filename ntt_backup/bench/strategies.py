@@ -24,12 +24,13 @@ from ntt_backup.bench.remote_dir import RemoteDir, remote_dir
 from ntt_backup.bench.runs import Cell, Findings, Run
 from ntt_backup.bench.sample import Sample
 from ntt_backup.bench.sending import Load, Way, choose, send, send_by_session
+from ntt_backup.blobdir.layout import BY_HASH_LAYOUT
 from ntt_backup.catalog import connection
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import sample as draw_from_catalog
 from ntt_backup.client.transport import Ssh, Transport, transport_to
 from ntt_backup.config import RunSettings, Settings, application_name
-from ntt_backup.errors import RemoteCannotStore, RemoteDenied, SourceError
+from ntt_backup.errors import ConfigError, RemoteCannotStore, RemoteDenied, SourceError
 from ntt_backup.formatting import many, size
 from ntt_backup.model import Blob
 from ntt_backup.source.store import Store
@@ -91,6 +92,11 @@ def measure(settings: Settings, options: Options, progress: Progress) -> Finding
 
 def population(settings: Settings) -> list[Blob]:
     """Returns some blobs of the catalog with their sizes. Raises SourceError for none."""
+    if (settings.source.layout, settings.source.hash) != (BY_HASH_LAYOUT.text, "blake3"):
+        raise ConfigError(
+            "bench is for a store of aa/bb/<BLAKE3>",
+            hint="leave out source.layout and source.hash, and name such a store",
+        )
     conn = connection.connect(settings.catalog.url, application_name("bench"), part=settings.part)
     try:
         verify_schema(conn, settings.target, "bench")

@@ -1,6 +1,6 @@
 """A blob directory has the layout `aa/bb/<blobid>`, and is opened without following a symlink.
 
-A blobid is the BLAKE3-256 of a blob's content as 64 lowercase hex digits.
+A blobid is the BLAKE3-256 or the SHA-256 of a blob's content as 64 lowercase hex digits.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections import OrderedDict
+from typing import NamedTuple
 
 from ntt_backup.blobdir.descriptors import (
     DIRECTORY,
@@ -24,10 +25,11 @@ from ntt_backup.blobdir.descriptors import (
 from ntt_backup.wire.framing import FORMAT, IDENTITY, IDENTITY_BYTES
 
 BY_HASH = "by-hash"
-# What `read_identity` returns for a marker that this program cannot read.
+# What `find_marker` returns for a marker that this program cannot read.
 UNKNOWN_IDENTITY = "?"
-# The version of the form of both markers, and the most bytes of one.
-MARKER_VERSION = 1
+# The latest version of the form of both markers, which says the hash of names, where that is not
+# BLAKE3; and the most bytes of a marker.
+MARKER_VERSION = 2
 MAX_MARKER = 4096
 
 _DIGITS = 64
@@ -119,26 +121,41 @@ def kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "of an unknown kind")
 
 
-def marker_text(identity: str) -> bytes:
-    """Returns the content of a marker, `format.json` or `.ntt-target.json`."""
-    return json.dumps({"format": MARKER_VERSION, "store": identity}).encode("ascii") + b"\n"
+class Marker(NamedTuple):
+    """The content of a marker, `format.json` or `.ntt-target.json`. hash: of names, blake3 or
+    sha256; "" where there is no marker, or none that can be read.
+    """
+
+    version: int
+    identity: str
+    hash: str
 
 
-def read_marker(text: bytes) -> tuple[int, str]:
-    """Returns version and identity of a marker. Raises ValueError for any other text.
+def marker_text(identity: str, hash: str = "blake3") -> bytes:
+    """Returns the content of a marker. hash: of names."""
+    said: dict[str, object] = {"format": 1, "store": identity}
+    if hash != "blake3":
+        said.update(format=MARKER_VERSION, names=hash)
+    return json.dumps(said).encode("ascii") + b"\n"
+
+
+def read_marker(text: bytes) -> Marker:
+    """Returns what a marker says. Raises ValueError for any other text.
 
     Of a later version the identity is "?".
     """
     try:
         found = json.loads(text)
         version, identity = found["format"], found["store"]
+        names = found["names"] if version == MARKER_VERSION else "blake3"
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("not a marker") from None
     if isinstance(version, int) and version > MARKER_VERSION:
-        return version, UNKNOWN_IDENTITY
-    if version != MARKER_VERSION or not isinstance(identity, str) or not is_identity(identity):
+        return Marker(version, UNKNOWN_IDENTITY, "")
+    known = version in (1, MARKER_VERSION) and names in ("blake3", "sha256")
+    if not known or not isinstance(identity, str) or not is_identity(identity):
         raise ValueError("not a marker")
-    return MARKER_VERSION, identity
+    return Marker(version, identity, names)
 
 
 def is_identity(text: str) -> bool:
@@ -149,19 +166,19 @@ def is_identity(text: str) -> bool:
         return False
 
 
-def read_identity(root: int) -> str:
-    """Returns the identity of the target in a directory: that of its packs, else that of its plain
-    files; "" where it has no marker, "?" for a marker that cannot be read.
+def find_marker(root: int) -> Marker:
+    """Returns the marker of the target in a directory: that of its packs, else that of its plain
+    files. The identity is "" where it has no marker, "?" for a marker that cannot be read.
     """
     for name in (FORMAT, IDENTITY):
         try:
             with closing(open_file(root, name)) as fd:
-                return read_marker(os.read(fd, MAX_MARKER))[1]
+                return read_marker(os.read(fd, MAX_MARKER))
         except FileNotFoundError:
             continue
         except (OSError, ValueError):
-            return UNKNOWN_IDENTITY
-    return ""
+            return Marker(0, UNKNOWN_IDENTITY, "")
+    return Marker(0, "", "")
 
 
 class NotAFile(Exception):

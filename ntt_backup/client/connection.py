@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from ntt_backup.blobdir.layout import is_identity
 from ntt_backup.client.bootstrap import bundle, greet
 from ntt_backup.client.channel import PATIENCE_FACTOR
-from ntt_backup.client.remote_errors import explain_batch, explain_gone, explain_root
+from ntt_backup.client.remote_errors import explain_batch, explain_gone, explain_root, other_names
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.errors import (
     AnotherTarget,
@@ -26,6 +26,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     Unsupported,
 )
+from ntt_backup.name_hash import HashOfNames, hash_of_names
 from ntt_backup.wire import messages
 from ntt_backup.wire.framing import FORMAT, IDENTITY, PROTOCOL, Inbox, ProtocolError
 from ntt_backup.wire.messages import Field
@@ -94,6 +95,7 @@ class ReceiverConnection:
             if not said.get("placed"):
                 raise explain_gone(f"{self.spec.root}/by-hash: no such directory")
             self.require_identity()
+            self.require_names()
 
     def hello(self, **more: Field) -> dict[str, Field]:
         """Has the receiver open the root, and returns the fields of READY.
@@ -107,8 +109,9 @@ class ReceiverConnection:
             "owner": spec.owner,
             "run": spec.run_id,
             "slot": spec.slot,
-            "hash": self.banner.hash,
+            "hash": self.hash,
             "sync": spec.sync,
+            **({"names": spec.names} if spec.names == "sha256" else {}),
             **more,
         }
         self._await_ready(messages.HELLO.frame(fields))
@@ -132,6 +135,21 @@ class ReceiverConnection:
         if not (found or said.get("placed") or said.get("packs")):
             raise explain_gone(f"{self.spec.root}: it has no blobs, and no identity")
         raise AnotherTarget(expected, found)
+
+    @property
+    def hash(self) -> str:
+        """The hash of the session: that of names, where the receiver can compute it."""
+        return "sha256" if self.spec.names == "sha256" else self.banner.hash
+
+    @property
+    def hash_of_names(self) -> HashOfNames:
+        """The hash of names on the target."""
+        return hash_of_names(self.said.get("names"))
+
+    def require_names(self) -> None:
+        """Raises ConfigError where the names on the target are of another hash than expected."""
+        if self.spec.names and self.spec.names != self.hash_of_names:
+            raise other_names(self.spec.names, self.hash_of_names)
 
     def send(self, frame: bytes, hear: Callable[[bytes], None]) -> None:
         """Sends a small frame; hear receives the data that arrives meanwhile."""

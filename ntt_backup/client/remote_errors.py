@@ -18,9 +18,11 @@ from ntt_backup.errors import (
     AnotherTarget,
     BackupError,
     BatchRejected,
+    ConfigError,
     RemoteCannotStore,
     RemoteUnreachable,
 )
+from ntt_backup.name_hash import SHOWN
 
 # The characters that are shown of a long message, and how many of them precede the reason.
 _SHOWN: Final = 300
@@ -127,8 +129,18 @@ def explain_another(expected: str, marker: str) -> BackupError:
     """Returns the error for a target with another marker than that of the expected identity."""
     found = ""
     with suppress(ValueError):
-        found = read_marker(marker.encode())[1]
+        found = read_marker(marker.encode()).identity
     return AnotherTarget(expected, found)
+
+
+def other_names(ours: str, theirs: str) -> ConfigError:
+    """Returns the error for a target whose names are of another hash than those of the store."""
+    return ConfigError(
+        f"the names of blobs on the target are {SHOWN[theirs]}, and source.hash is {ours}",
+        hint="correct source.hash, or name another directory as the target; where nothing was"
+        " copied to it yet, remove its marker (.ntt-target.json, format.json). An installed"
+        " receiver of an earlier version has to be copied again",
+    )
 
 
 def explain_batch(text: str) -> BackupError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.compression_level import Sender
@@ -15,6 +16,7 @@ from ntt_backup.client.throttle import Pace, SharedPace
 from ntt_backup.client.transport import Local, Transport, transport_to
 from ntt_backup.config import RemoteConfig, RemoteSettings, RunSettings
 from ntt_backup.config.signing_key import OF_PACKS, SigningKeys
+from ntt_backup.name_hash import HashOfNames
 from ntt_backup.pack.format import Sign, unsigned
 
 
@@ -38,6 +40,7 @@ class SessionSpec:
         sync: How the receiver makes a batch durable: by `syncfs`, or by `fsync` of each file.
         bucket: The settings of a bucket that is the target, else None.
         identity: The identity that the target must have; "" for any.
+        names: The hash of names that the target must have; "" for any.
         dead_before: Returns the Unix time before which incomplete uploads were begun that belong to
             no process any more; a probe removes them.
     """
@@ -61,6 +64,7 @@ class SessionSpec:
     recipients: tuple[str, ...] = ()
     sign: Sign = unsigned
     identity: str = ""
+    names: HashOfNames | Literal[""] = ""
     dead_before: Callable[[], float] | None = None
 
     @staticmethod
@@ -85,6 +89,7 @@ class SessionSpec:
             bucket=bucket,
             recipients=settings.recipients,
             identity=remote.identity,
+            names=settings.source.hash if settings.source is not None else "",
             sign=partial(SigningKeys.of(settings).sign, OF_PACKS) if remote.packs else unsigned,
         )
 

@@ -64,6 +64,7 @@ from ntt_backup.config.values import (
     refused,
 )
 from ntt_backup.model import ALL_BLOBS, DEFAULT_TARGET, Part
+from ntt_backup.name_hash import HashOfNames
 from ntt_backup.wire.framing import FORMAT
 
 # The most blobs of a batch where `batch_size` is not set, see `SendQueue.fit`. Larger batches are
@@ -151,6 +152,7 @@ class SourceSettings(Section):
     Attributes:
         root: The directory that holds the blobs.
         layout: Where it holds them, see `blobdir.layout.Layout`.
+        hash: The hash of their contents that their names are.
         read_order: The order in which claimed blobs are read, see `source.read_ahead`.
         grace: The seconds since its last change for which a file that is missing, short or wrong is
             taken for one that is still being written.
@@ -160,6 +162,7 @@ class SourceSettings(Section):
     root: LocalPath
     layout: LayoutText = BY_HASH_LAYOUT.text
     prefixes: Prefixes = ()
+    hash: HashOfNames = "blake3"
     read_order: Literal["auto", "hash", "inode", "extent"] = "auto"
     grace: Seconds = Field(default=900, ge=0, le=86400)
 
@@ -557,6 +560,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "NTT_DB_URL": "catalog.url",
     "NTT_SOURCE_ROOT": "source.root",
     "NTT_SOURCE_LAYOUT": "source.layout",
+    "NTT_SOURCE_HASH": "source.hash",
     "NTT_READ_ORDER": "source.read_order",
     "NTT_GRACE": "source.grace",
     "NTT_SOURCE_PREFIXES": "source.prefixes",

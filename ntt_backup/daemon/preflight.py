@@ -35,7 +35,7 @@ from ntt_backup.catalog import (
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
 from ntt_backup.client.connection import old_receiver
-from ntt_backup.client.remote_errors import explain_gone
+from ntt_backup.client.remote_errors import explain_gone, other_names
 from ntt_backup.config import Settings, application_name
 from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.errors import (
@@ -219,6 +219,9 @@ class Preflight:
 
     def _look_in_store(self, sample: list[Blob]) -> CheckStep:
         checked = self._store.inspect(sample, verify=False)
+        # A wrong source.hash has to show before a new target gets a marker, which keeps it.
+        smallest = sorted(checked.ready, key=lambda blob: blob.expected)[:1]
+        self._store.inspect(smallest, verify=True)
         self._sizes = [blob.size for blob in checked.ready if blob.size is not None]
         looked = f"{many(len(sample), 'pending blob')} looked"
         if not checked.failed:
@@ -250,6 +253,10 @@ class Preflight:
                 detail=remote.where,
                 hint="set remote.layout as it was, or name another directory as the target",
             )
+        # What has blobs and no marker is of an earlier version.
+        theirs = found.names or ("blake3" if found.placed and not found.empty else "")
+        if theirs not in ("", ours := self._settings.source.hash):
+            raise other_names(ours, theirs)
         if self.strategy == "tar" and self._settings.by_path:
             raise ConfigError(
                 "files that go by their paths cannot be sent by the strategy tar",

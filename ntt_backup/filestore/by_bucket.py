@@ -172,7 +172,7 @@ class FileStoreByBucket:
     def identity(self) -> str:
         """The identity in the marker of the packs; "" where there is none that can be read."""
         with suppress(ObjectMissing, ObjectArchived, ValueError):
-            return read_marker(self.bucket.get_range(FORMAT, 0, MAX_MARKER))[1]
+            return read_marker(self.bucket.get_range(FORMAT, 0, MAX_MARKER)).identity
         return ""
 
     def list(self, below: str = "") -> Iterator[StoredFile]:

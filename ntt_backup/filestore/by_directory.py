@@ -16,7 +16,7 @@ from typing import Final
 from blake3 import blake3
 
 from ntt_backup.blobdir.descriptors import DIRECTORY, Misplaced, closing, error_line, forget
-from ntt_backup.blobdir.layout import read_identity
+from ntt_backup.blobdir.layout import find_marker
 from ntt_backup.errors import RemoteDenied
 from ntt_backup.filestore.contract import (
     Area,
@@ -53,8 +53,8 @@ class FileStoreByDirectory:
 
     @property
     def identity(self) -> str:
-        """The identity of the target, see `layout.read_identity`."""
-        return read_identity(self._root)
+        """The identity of the target, see `layout.find_marker`."""
+        return find_marker(self._root).identity
 
     def close(self) -> None:
         if self._root >= 0:

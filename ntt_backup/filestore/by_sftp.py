@@ -116,7 +116,7 @@ class FileStoreBySftp:
             handle = self.open(path, fx.SFTP_FLAG_READ)
             answer = self.connection.ask(fx.CMD_READ, handle, fx.int64(0), MAX_MARKER)
             self.close_handle(handle)
-            return read_marker(answer.get_binary())[1]
+            return read_marker(answer.get_binary()).identity
         return ""
 
     def has(self, path: str) -> bool:

@@ -19,12 +19,11 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import IO, BinaryIO, Final, NamedTuple
 
-from blake3 import blake3
-
 from ntt_backup.blobdir.descriptors import closing
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount.erofs import BLOCK, MAX_BLOB, MAX_DEVICES, RECORD, ImageWriter
+from ntt_backup.name_hash import NEW_HASHER
 from ntt_backup.pack.age_encryption import HEAD, SealedForOthers, is_sealed
 from ntt_backup.pack.format import DIGEST_BYTES, MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.names import PackKey
@@ -151,7 +150,7 @@ class _Builder:
                     raise data
                 at = entry.offset - run.wanted.start
                 content = run.reader.content(entry, data[at : at + entry.stored])
-                if blake3(content).digest() != entry.digest:
+                if NEW_HASHER[run.reader.names](content).digest() != entry.digest:
                     raise PackError(other_content(entry.digest))
             except PackError as problem:
                 self._leave_out(f"{run.source.name}: {problem}")

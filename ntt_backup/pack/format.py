@@ -21,7 +21,12 @@ from typing import Final, NamedTuple
 
 from blake3 import blake3
 
-VERSION: Final = 1
+from ntt_backup.name_hash import HashOfNames, hash_of_names
+from ntt_backup.wire.messages import BLAKE3, SHA256
+
+# The second version says the hash of names, where that is not BLAKE3.
+VERSION: Final = 2
+_FIRST: Final = 1
 BLOCK: Final = 512
 DIGEST_BYTES: Final = 32
 ID_BYTES: Final = 16
@@ -68,6 +73,9 @@ _HEAD: Final = struct.Struct("!8sH")
 # dictionary's offset and bytes, BLAKE3 of the table, pack id, store id, name of the key that
 # signed, MAC
 _TRAILER: Final = struct.Struct("!HIQQQQ32s16s16s8s32s")
+# Behind it in the second version: as in `wire.messages`.
+_NAMES: Final = struct.Struct("!B")
+_HASHES: Final = {SHA256: "sha256", BLAKE3: "blake3"}
 _UNSIGNED: Final = (bytes(8), bytes(32))
 _ENTRY: Final = struct.Struct("!32sHIBIIB")
 ENTRY_BYTES: Final = _ENTRY.size
@@ -104,7 +112,7 @@ class Trailer:
     """The last block of a pack's index. Offsets and sizes are in bytes.
 
     dictionary_bytes is 0 where there is none. table_sum is the BLAKE3 of the table. signature:
-    `NAME:MAC` in hex, of whoever made the pack; "" where there is none.
+    `NAME:MAC` in hex, of whoever made the pack; "" where there is none. names: the hash of names.
     """
 
     entries: int
@@ -115,6 +123,7 @@ class Trailer:
     pack_id: bytes
     store_id: bytes
     signature: str = ""
+    names: HashOfNames = "blake3"
 
     @property
     def signed(self) -> bytes:
@@ -131,7 +140,7 @@ def pack_id(store_id: bytes, digests: Iterable[bytes]) -> bytes:
 
     The same blobs of the same store always give the same id, in whichever order they come.
     """
-    whole = blake3(b"ntt-pack %d\n" % VERSION + store_id)
+    whole = blake3(b"ntt-pack %d\n" % _FIRST + store_id)
     whole.update(b"".join(sorted(digests)))
     return whole.digest(length=ID_BYTES)
 
@@ -185,7 +194,9 @@ def write_trailer(trailer: Trailer) -> bytes:
         bytes.fromhex(name),
         bytes.fromhex(mac),
     )
-    return write_block(VERSION, fields)
+    if trailer.names == "sha256":
+        return write_block(VERSION, fields + _NAMES.pack(SHA256))
+    return write_block(_FIRST, fields)
 
 
 def write_block(version: int, fields: bytes) -> bytes:
@@ -211,11 +222,17 @@ def read_trailer(tail: bytes, size: int) -> Trailer:
     codecs, entries, table, table_bytes, words, words_bytes, table_sum, *ids = _TRAILER.unpack_from(
         block, _HEAD.size
     )
-    if version != VERSION or codecs > ZSTD_DICTIONARY:
+    said = BLAKE3
+    if version == VERSION:
+        (said,) = _NAMES.unpack_from(block, _HEAD.size + _TRAILER.size)
+    if not _FIRST <= version <= VERSION or codecs > ZSTD_DICTIONARY or said not in _HASHES:
         raise PackError(f"it has version {version} of the format; this program reads {VERSION}")
     of_pack, of_store, name, mac = ids
     signature = "" if (name, mac) == _UNSIGNED else f"{name.hex()}:{mac.hex()}"
-    trailer = Trailer(entries, table, words, words_bytes, table_sum, of_pack, of_store, signature)
+    names = hash_of_names(_HASHES[said])
+    trailer = Trailer(
+        entries, table, words, words_bytes, table_sum, of_pack, of_store, signature, names
+    )
     if entries > MAX_ENTRIES or table_bytes != trailer.table_bytes:
         raise PackError("its trailer contradicts itself")
     # What is behind the table's begin is kept in memory, so only padding may follow the table.

@@ -1,23 +1,25 @@
 """Reads a pack from wherever ranges of it can be read: a local file, or a file of a target.
 
 A pack may be hostile: what is read and what is decompressed is bounded by what its own size allows,
-and no content is given out before its BLAKE3 is its name, except by `content`, which says so.
+and no content is given out before its hash is its name, except by `content`, which says so.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from operator import attrgetter
 from pathlib import Path
 from typing import Final, Self
 
 import zstandard
-from blake3 import blake3
 
 from ntt_backup.blobdir.layout import BY_HASH, is_blobid, relative_path
+from ntt_backup.name_hash import NEW_HASHER, HashOfNames
 from ntt_backup.pack.age_encryption import (
     HEAD,
     SEALED_CHUNK,
@@ -53,6 +55,7 @@ _JOB_BLOBS: Final = 4096
 _JOB_BYTES: Final = 2 * LARGEST_RANGE
 # Of a damaged pack, at a time.
 _WINDOW: Final = 1 << 20
+_TRIED: Final = 8
 
 Read = Callable[[int, int], bytes]
 
@@ -70,6 +73,7 @@ class PackReader:
     Attributes:
         end: What was needed to open the pack, and suffices to open it again; whoever needs that no
             more may clear it.
+        names: The hash of names.
 
     Raises:
         PackError: It is no pack, or has a table that is damaged.
@@ -90,6 +94,7 @@ class PackReader:
         trailer = read_trailer(self.range(within - last, last), within)
         self.table = Table(self.range(trailer.table_offset, trailer.table_bytes), trailer)
         self.trailer = trailer
+        self.names = trailer.names
         self.sealed = content is not None
         self._read = _opened(read, content)
         needed = trailer.table_offset
@@ -128,7 +133,7 @@ class PackReader:
     def read_blob(self, entry: Entry) -> bytes:
         """Returns a blob whose content is its name's. Raises PackError. It is held in memory."""
         content = self.content(entry, self.range(entry.offset, entry.stored))
-        if blake3(content).digest() != entry.digest:
+        if NEW_HASHER[self.names](content).digest() != entry.digest:
             raise PackError(other_content(entry.digest))
         return content
 
@@ -137,7 +142,7 @@ class PackReader:
         if entry.codec != RAW:
             self.read_blob(entry)
             return
-        hasher = blake3()
+        hasher = NEW_HASHER[self.names]()
         end = entry.offset + entry.stored
         for at in range(entry.offset, end, _PIECE):
             hasher.update(self.range(at, min(_PIECE, end - at)))
@@ -265,6 +270,16 @@ class Salvage(OpenFile):
     def entries(self) -> list[Entry]:
         """Returns what may be a blob: each blobid once."""
         return sorted({one.digest: one for one in find_members(self.fd, self.size)}.values())
+
+    @cached_property
+    def names(self) -> HashOfNames:
+        """The hash of names. The pack cannot say it any more, but a blob that is right does."""
+        for one in sorted(self.entries(), key=attrgetter("stored"))[:_TRIED]:
+            with suppress(PackError):
+                content = self.range(one.offset, one.stored)
+                if sha256(content).digest() == one.digest:
+                    return "sha256"
+        return "blake3"
 
 
 def find_members(fd: int, size: int) -> Iterator[Entry]:

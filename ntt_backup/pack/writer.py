@@ -15,6 +15,7 @@ import zstandard
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import BY_HASH, relative_path
+from ntt_backup.name_hash import HashOfNames
 from ntt_backup.pack.format import (
     BLOCK,
     DENSE_BELOW,
@@ -68,7 +69,7 @@ class PackWriter:
 
     The caller has compared each blob with its digest. One that is added twice is a ValueError at
     the end. size: the bytes that were written so far. pack_id may be set anew until the end. sign:
-    signs the pack.
+    signs the pack. names: the hash of names.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class PackWriter:
         *,
         compress: bool = True,
         sign: Sign = unsigned,
+        names: HashOfNames = "blake3",
     ) -> None:
+        self._names: HashOfNames = names
         self._write = write
         self._store_id = store_id
         self._sign = sign
@@ -135,6 +138,7 @@ class PackWriter:
             table_sum=blake3(table).digest(),
             pack_id=self.pack_id,
             store_id=self._store_id,
+            names=self._names,
         )
         self._put(table)
         self._pad()

@@ -8,16 +8,30 @@ from ntt_backup.blobdir.layout import (
     MARKER_VERSION,
     MAX_MARKER,
     UNKNOWN_IDENTITY,
+    Marker,
     marker_text,
     read_marker,
 )
 from ntt_backup.errors import NameTaken, RemoteDenied, RemoteUnreachable
 from ntt_backup.filestore.contract import FileArchived, FileMissing, PackTarget, SharedStore
+from ntt_backup.name_hash import HashOfNames, hash_of_names
 from ntt_backup.wire.framing import FORMAT, IDENTITY_BYTES
 
 
 def read(store: SharedStore) -> bytes | None:
-    """Returns the id of the store; None where there is no store yet.
+    """Returns the id of the store; None where there is no store yet. Raises as `find` does."""
+    found = find(store)
+    return None if found is None else bytes.fromhex(found.identity)
+
+
+def names_in(store: SharedStore) -> HashOfNames:
+    """Returns the hash of names in the store. Raises as `find` does."""
+    found = find(store)
+    return "blake3" if found is None else hash_of_names(found.hash)
+
+
+def find(store: SharedStore) -> Marker | None:
+    """Returns the marker of the store; None where there is no store yet.
 
     Raises:
         RemoteDenied: Another program, or a newer version of ours, has written the marker.
@@ -33,20 +47,20 @@ def read(store: SharedStore) -> bytes | None:
             hint="thaw it, and let the bucket's rules archive packs/ and blobs/ alone",
         ) from error
     try:
-        version, identity = read_marker(text)
+        found = read_marker(text)
     except ValueError:
         raise RemoteDenied(
             "the target holds something else than a store",
             detail=f"{FORMAT} is no file of this program: {text[:80]!r}",
             hint="set remote.url to a prefix, or a directory, of its own",
         ) from None
-    if identity == UNKNOWN_IDENTITY:
+    if found.identity == UNKNOWN_IDENTITY:
         raise RemoteDenied(
             "the store on the target is of a newer version of this program",
-            detail=f"{FORMAT} says {version}, and {MARKER_VERSION} is known",
+            detail=f"{FORMAT} says {found.version}, and {MARKER_VERSION} is known",
             hint="update this program",
         )
-    return bytes.fromhex(identity)
+    return found
 
 
 def gone(path: str, detail: str = "") -> RemoteUnreachable:
@@ -62,13 +76,16 @@ def gone(path: str, detail: str = "") -> RemoteUnreachable:
     )
 
 
-def make(target: PackTarget) -> bytes:
-    """Returns the id of the store; makes the store where there is none. Raises as `read` does."""
+def make(target: PackTarget, names: HashOfNames = "blake3") -> bytes:
+    """Returns the id of the store; makes the store where there is none. Raises as `read` does.
+
+    names: The hash of names in a new store.
+    """
     if (found := read(target)) is not None:
         return found
     identity = secrets.token_bytes(IDENTITY_BYTES)
     file = target.write(FORMAT)
-    file.add(marker_text(identity.hex()))
+    file.add(marker_text(identity.hex(), names))
     try:
         file.finish()
         file.publish()

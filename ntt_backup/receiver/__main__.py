@@ -104,12 +104,11 @@ def serve(
 
 def _banner(terms: Terms) -> bytes:
     python = ".".join(str(part) for part in sys.version_info[:3])
-    hashes = {number: name for name, number in messages.HASHES.items()}
     codecs = {number: name for name, number in messages.CODECS.items()}
     facts = {
         "version": __version__,
         "python": python,
-        "hash": ",".join(hashes[number] for number in terms.hashes),
+        "hash": ",".join(messages.NAMES_OF_HASHES[number] for number in terms.hashes),
         "check": terms.checked_with,
         "codec": ",".join(codecs[number] for number in terms.codecs),
         "allow": ",".join(word for word in ALLOWED if word in terms.allow),

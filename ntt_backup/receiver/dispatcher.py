@@ -28,7 +28,11 @@ AnyWorkspace = TypeVar("AnyWorkspace", bound=Workspace)
 _OWNER_ALPHABET = frozenset("0123456789abcdefghijklmnopqrstuvwxyz")
 # No dot: a stage's name joins the session's names with dots.
 _NAME_ALPHABET = _OWNER_ALPHABET | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ-_")
-_CHOICES = {"hash": ("sha256", "blake3"), "sync": ("syncfs", "fsync")}
+_CHOICES = {
+    "hash": ("sha256", "blake3"),
+    "sync": ("syncfs", "fsync"),
+    "names": ("sha256", "blake3"),
+}
 
 
 class Receiver:
@@ -121,15 +125,18 @@ class Receiver:
         ):
             if not 1 <= len(value) <= most or not alphabet.issuperset(value):
                 raise ProtocolError(f"{name} is not a name")
+        asked.setdefault("names", "blake3")
         for name, choices in _CHOICES.items():
             if asked.get(name) not in choices:
                 raise ProtocolError(f"{name} is none of {', '.join(choices)}")
         terms = self._terms
-        if terms.lacking:
+        kind, names = (messages.HASHES[_text(asked, name)] for name in ("hash", "names"))
+        if names == messages.BLAKE3 and terms.lacking:
             raise Refusal("refused", terms.lacking)
-        kind = messages.HASHES[_text(asked, "hash")]
         if kind not in terms.hashes:
             raise ProtocolError("a hash that was not offered")
+        if names == messages.SHA256 and kind != names:
+            raise ProtocolError("names of another hash than that of the session")
         if terms.root is not None and os.path.normpath(root) != os.path.normpath(terms.root):
             raise Refusal("refused", f"this receiver is for {terms.root} only")
         reading, files = asked.get("reading"), asked.get("files")
@@ -145,7 +152,7 @@ class Receiver:
             self._begin_to_read(root)
         else:
             self._require("put", "blobs")
-            self._begin_to_write(root, (owner, run, slot), kind)
+            self._begin_to_write(root, (owner, run, slot), kind, names)
         self._handlers[messages.PING] = lambda payload: self._connection.say(
             messages.PONG.frame(messages.PING.read(payload))
         )
@@ -182,19 +189,19 @@ class Receiver:
         if word not in self._terms.allow:
             raise Refusal("refused", f"this receiver takes no {what} (--allow)")
 
-    def _begin_to_write(self, root: str, name: tuple[str, str, str], kind: int) -> None:
+    def _begin_to_write(self, root: str, name: tuple[str, str, str], kind: int, names: int) -> None:
         from ntt_backup.receiver.write_session import WriteSession
         from ntt_backup.receiver.write_workspace import WriteWorkspace
 
         workspace = self._enter(WriteWorkspace(root, *name, self._connection.show_life))
         terms, connection = self._terms, self._connection
-        self._session = WriteSession(workspace, terms, connection, kind, self._by_file)
+        self._session = WriteSession(workspace, terms, connection, kind, self._by_file, names)
 
         def place(payload: memoryview) -> None:
             identity = messages.PLACE.read(payload)
             workspace.place()
             if identity:
-                workspace.identify(identity.hex())
+                workspace.identify(identity.hex(), messages.NAMES_OF_HASHES[names])
             self._ready()
 
         self._handlers = {**self._session.handlers(), messages.PLACE: place}
@@ -220,6 +227,7 @@ class Receiver:
             "packs": int(workspace.has_packs),
             "empty": int(workspace.empty),
             "target": workspace.identity,
+            "names": workspace.hash_of_names,
         }
         self._connection.say(messages.READY.frame(fields))
 

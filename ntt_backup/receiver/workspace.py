@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ntt_backup.blobdir.descriptors import Misplaced, error_line, names_in, open_below
-from ntt_backup.blobdir.layout import BY_HASH, read_identity
+from ntt_backup.blobdir.layout import BY_HASH, find_marker
 from ntt_backup.wire.framing import FORMAT
 
 
@@ -78,8 +78,13 @@ class Workspace:
 
     @property
     def identity(self) -> str:
-        """The identity of the target, see `layout.read_identity`."""
-        return read_identity(self.root)
+        """The identity of the target, see `layout.find_marker`."""
+        return find_marker(self.root).identity
+
+    @property
+    def hash_of_names(self) -> str:
+        """The hash of names, as the marker says; "" without one."""
+        return find_marker(self.root).hash
 
     @property
     def empty(self) -> bool:

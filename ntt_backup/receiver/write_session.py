@@ -17,7 +17,7 @@ from ntt_backup.receiver.codec import unpacked
 from ntt_backup.receiver.group_commit import GroupCommit, SyncThread
 from ntt_backup.receiver.large_blob import LargeBlob, ResumeOffers, open_partial
 from ntt_backup.receiver.staged_batch import CREATE, BatchPublisher, StagedBatch, StageWriter
-from ntt_backup.receiver.workspace import gone
+from ntt_backup.receiver.workspace import Refusal, gone
 from ntt_backup.receiver.write_workspace import WriteWorkspace
 from ntt_backup.wire import messages
 from ntt_backup.wire.framing import DIGEST_BYTES, ProtocolError
@@ -44,9 +44,9 @@ _MOST_PARTIALS = 32
 class WriteSession:
     """The batch that is being received, the large blob within it, and the group commit behind it.
 
-    hash: of the session. Names are checked by BLAKE3 whatever that is: with a hasher as content
-    comes, else by the program b3sum once the batch is committed, as far as this machine has either.
-    by_file: sync each file, because no syncfs does.
+    hash: of the session. Names are checked by their own hash whatever that is: with a hasher as
+    content comes, else, of BLAKE3, by the program b3sum once the batch is committed, as far as this
+    machine has either. by_file: sync each file, because no syncfs does. names: the hash of names.
     """
 
     def __init__(
@@ -56,18 +56,22 @@ class WriteSession:
         connection: Connection,
         hash: int,
         by_file: bool,
+        names: int = BLAKE3,
     ) -> None:
         self._workspace = workspace
         self._connection = connection
         self._codecs = terms.codecs
         self._by_file = by_file
-        self._by_blob = hash != SHA256
+        self._by_blob = hash == names
+        self._names = names
+        self._names_fit = False
         self._new_hasher = terms.hashes[hash]
-        self._new_name = terms.hashes.get(BLAKE3)
-        self._b3sum = terms.b3sum
+        self._new_name = terms.hashes.get(names)
+        self._b3sum = terms.b3sum if names == BLAKE3 else None
         self._writer = StageWriter(workspace.stage, workspace.by_hash, self._new_name, by_file)
         self._offers = ResumeOffers(workspace, self._begin_sums, self._alive)
-        may_replace = terms.checked_with != "none" or "replace" in terms.allow
+        checked = terms.checked_with != "none" or names == SHA256
+        may_replace = checked or "replace" in terms.allow
         self._sync = SyncThread(workspace, by_file, connection.wake)
         places = BatchPublisher(workspace.by_hash, workspace.device, may_replace, by_file)
         self._commits = GroupCommit(self._sync, places, workspace.stage, hash)
@@ -224,6 +228,7 @@ class WriteSession:
         if not self._workspace.placed:
             raise gone()
         self._require_end(messages.COMMIT.read(payload))
+        self._require_names()
         if self._batch is not None and self._b3sum is not None:
             from ntt_backup.receiver.name_check import check_names
 
@@ -255,6 +260,14 @@ class WriteSession:
             size = 0  # A disk that has just failed offers nothing.
         self._connection.say(messages.OFFSET.frame(*self._offers.make(digest, size)))
 
+    def _require_names(self) -> None:
+        """Raises Refusal where the marker says another hash of names than the client."""
+        if not self._names_fit:
+            said = self._workspace.hash_of_names or "blake3"
+            if messages.HASHES[said] != self._names:
+                raise Refusal("refused", f"the names of blobs on this target are {said}")
+            self._names_fit = True
+
     # --- what they share
 
     def _fail(self, problem: OSError) -> None:
@@ -280,7 +293,7 @@ class WriteSession:
         self._connection.show_life()
 
     def _begin_sums(self, digest: bytes) -> Sums:
-        """Begins the hashes of a large blob. BLAKE3 is its name; SHA-256 covers that too."""
+        """Begins the hashes of a large blob: that of the session first, then that of its name."""
         if self._by_blob:
             return [self._new_hasher(b"")]
         name = [self._new_name(b"")] if self._new_name else []

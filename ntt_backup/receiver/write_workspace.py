@@ -31,7 +31,7 @@ from ntt_backup.blobdir.descriptors import (
 )
 from ntt_backup.blobdir.layout import BY_HASH, marker_text
 from ntt_backup.receiver.large_blob import PARTIAL, remove_useless
-from ntt_backup.receiver.workspace import Workspace, refused
+from ntt_backup.receiver.workspace import Refusal, Workspace, refused
 from ntt_backup.wire.framing import IDENTITY
 
 INCOMING = ".ntt-incoming"
@@ -125,15 +125,17 @@ class WriteWorkspace(Workspace):
         os.close(made)
         self.placed = True
 
-    def identify(self, identity: str) -> None:
-        """Gives the target this identity, durably, where it has none. Never replaces a marker.
-        Raises Refusal.
+    def identify(self, identity: str, hash: str) -> None:
+        """Gives the target this identity and hash of names, durably, where it has none. Never
+        replaces a marker. Raises Refusal.
         """
         if self.identity:
             return
+        if hash != "blake3" and not self.empty:
+            raise Refusal("refused", "what is in by-hash was stored as named by BLAKE3")
         with refused(IDENTITY):
             with closing(os.open(IDENTITY, NEW, 0o644, dir_fd=self.stage)) as fd:
-                write_all(fd, memoryview(marker_text(identity)))
+                write_all(fd, memoryview(marker_text(identity, hash)))
                 os.fsync(fd)
             with contextlib.suppress(FileExistsError):  # Another session has just given it one.
                 rename_new(self.stage, IDENTITY.encode(), self.root, IDENTITY.encode())

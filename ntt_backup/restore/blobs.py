@@ -24,6 +24,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.errors import SOME_FAILED, BackupError, DestinationError
 from ntt_backup.model import WHOLE, Failure, Failures, Reason, Shard
+from ntt_backup.name_hash import HashOfNames
 from ntt_backup.process.threads import WorkQueue
 from ntt_backup.restore.destination import Found, RestoreTarget, TargetWriter
 
@@ -51,6 +52,7 @@ class Restored:
             are being thawed.
         strangers: Sealed packs that this host has not signed. Each blob is compared with its name.
         not_needed: The keys of damaged packs whose blobs are all in other packs.
+        names: The hash of names on the source.
         part: How much of the work is done, from 0 to 1; None where that is not known.
         wrong: The failures.
     """
@@ -63,6 +65,7 @@ class Restored:
     thawing: int = 0
     strangers: int = 0
     not_needed: list[str] = field(default_factory=list)
+    names: HashOfNames = "blake3"
     part: float | None = None
     duration_s: float = 0.0
     wrong: Failures = field(default_factory=Failures)
@@ -127,6 +130,10 @@ class Work(ABC, Generic[Job, Context]):
         """Calls `work` in threads, and tick meanwhile."""
 
     @abstractmethod
+    def hash_of_names(self, context: Context) -> HashOfNames:
+        """Returns the hash of names on the source. context: as of `list_jobs`."""
+
+    @abstractmethod
     def list_jobs(self, context: Context) -> Iterator[Job]:
         """Yields what to fetch. context: of the thread, such as its session."""
 
@@ -166,7 +173,9 @@ class Work(ABC, Generic[Job, Context]):
                 self.queue.add_job(job)
             self.queue.close()
             return
-        with closing(TargetWriter(self.target, f"w{number}", self._fetched)) as writer:
+        names = self.hash_of_names(context)
+        with closing(TargetWriter(self.target, f"w{number}", self._fetched, names=names)) as writer:
+            self.done.names = names
             self.fetch_jobs(writer, context)
 
     def has(self, writer: TargetWriter, entry: Entry) -> bool:

@@ -21,9 +21,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import groupby
 from pathlib import Path
-from typing import Final, NamedTuple
-
-from blake3 import blake3
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ntt_backup.blobdir.descriptors import (
     DIRECTORY,
@@ -42,9 +40,13 @@ from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.client.read_session import hash_mismatch, remote_failure
 from ntt_backup.errors import BackupError, DestinationError, LockHeld
 from ntt_backup.model import WHOLE, Failure, Shard
+from ntt_backup.name_hash import NEW_HASHER, HashOfNames
 from ntt_backup.process.durable import sync_below
 from ntt_backup.wire import messages
 from ntt_backup.wire.messages import PRESENT, REFUSED, REPLACED, RESUMABLE, Large
+
+if TYPE_CHECKING:
+    from ntt_backup.name_hash import NameHasher
 
 SCRATCH: Final = ".ntt-restore"
 PARTIAL: Final = "partial"
@@ -229,7 +231,7 @@ class _Large:
     digest: bytes
     fd: int
     directory: int
-    hasher: blake3
+    hasher: NameHasher
     size: int
     resumed: bool = False
 
@@ -255,6 +257,7 @@ class TargetWriter:
         where: Where content lies that is not right, in words.
         verify: Whether content is compared with its name.
         keep_parts: Whether an incomplete large blob is kept, so that the next call can resume it.
+        names: The hash of names.
 
     Attributes:
         failures: Blobs that were not given, or are not right.
@@ -271,7 +274,9 @@ class TargetWriter:
         where: str = "on the remote",
         verify: bool = True,
         keep_parts: bool = True,
+        names: HashOfNames = "blake3",
     ) -> None:
+        self._new_hasher = NEW_HASHER[names]
         self._target = target
         self._stage = target.stage(name)
         self._layout = target.layout
@@ -366,8 +371,8 @@ class TargetWriter:
         self._large = _Large(digest, fd, self._target.partial, hasher, size, resumed=True)
         return size
 
-    def _hash(self, fd: int, alive: Callable[[], None] = lambda: None) -> blake3:
-        hasher = blake3()
+    def _hash(self, fd: int, alive: Callable[[], None] = lambda: None) -> NameHasher:
+        hasher = self._new_hasher()
         while count := os.readv(fd, [self._buffer]):
             hasher.update(self._buffer[:count])
             alive()
@@ -377,7 +382,7 @@ class TargetWriter:
 
     def whole(self, digest: bytes, content: memoryview) -> None:
         self._on_bytes(len(content))
-        if self._verify and (found := blake3(content).digest()) != digest:
+        if self._verify and (found := self._new_hasher(content).digest()) != digest:
             self._refuse(digest, len(content), found)
             return
         name, layout = digest.hex(), self._layout
@@ -420,7 +425,8 @@ class TargetWriter:
         kept = resumable and self._takes_part(large.digest)
         directory = self._target.partial if kept else self._stage
         fd = _new(large.digest.hex(), directory)
-        self._large = _Large(large.digest, fd, directory, blake3(), 0, resumed=large.offset > 0)
+        hasher, goes_on = self._new_hasher(), large.offset > 0
+        self._large = _Large(large.digest, fd, directory, hasher, 0, resumed=goes_on)
 
     def piece(self, data: memoryview) -> None:
         self._on_bytes(len(data))

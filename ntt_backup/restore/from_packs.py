@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from ntt_backup.client.throttle import SharedPace
@@ -24,6 +25,7 @@ from ntt_backup.filestore.contract import (
     SharedStore,
 )
 from ntt_backup.model import Failure, Reason, Shard
+from ntt_backup.name_hash import HashOfNames
 from ntt_backup.pack.age_encryption import NotSealed, SealedForOthers
 from ntt_backup.pack.format import (
     BLOCK,
@@ -125,6 +127,13 @@ class FromPacks(Work[Job, str]):
             run_threads(count, self.work, tick, self._stop, threading.Event())
         self._tables.keyring.require_fit()
         self.done.strangers = len(self._tables.strangers)
+
+    def hash_of_names(self, _name: str) -> HashOfNames:
+        return self._names
+
+    @cached_property
+    def _names(self) -> HashOfNames:
+        return marker.names_in(self._store)
 
     # --- what there is ----------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Failure, Reason
+from ntt_backup.name_hash import HashOfNames
 from ntt_backup.restore.blobs import Entry, Wanted, Work
 from ntt_backup.restore.destination import Oversized, TargetWriter, destination
 from ntt_backup.upload.batching import cut
@@ -53,6 +54,9 @@ class FromReceiver(Work[Batch, ReconnectingSession]):
 
     def run_threads(self, count: int, tick: Callable[[], None]) -> None:
         self._pool.run(count, self.work, tick)
+
+    def hash_of_names(self, session: ReconnectingSession) -> HashOfNames:
+        return session.do(lambda one: one.hash_of_names)
 
     def list_jobs(self, session: ReconnectingSession) -> Iterator[Batch]:
         if self.wanted.blobids is not None:

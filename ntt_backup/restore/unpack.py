@@ -20,6 +20,7 @@ from typing import Any, Final
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import SOME_FAILED, ConfigError, DestinationError
 from ntt_backup.model import Failure, Failures, Reason
+from ntt_backup.name_hash import HashOfNames
 from ntt_backup.pack.age_encryption import SealedForOthers
 from ntt_backup.pack.format import Entry, PackError
 from ntt_backup.pack.reader import PackFile, Salvage
@@ -91,8 +92,9 @@ def unpack(
                 stack.callback(pack.close)
                 slices = _shares(entries, jobs)
                 checked = verify or isinstance(pack, Salvage)
+                names = pack.names  # Found out here, and not by each process.
                 settled = 0
-                for step in _work(target, pack, slices, str(number), checked):
+                for step in _work(target, pack, slices, str(number), checked, names):
                     done.unpacked += step["unpacked"]
                     done.right += step["right"]
                     done.bytes += step["bytes"]
@@ -150,34 +152,51 @@ def _cut(entries: Slice, cost: float) -> Iterator[Slice]:
 
 
 def _work(
-    target: RestoreTarget, pack: Pack, slices: Sequence[Slice], stage: str, verify: bool
+    target: RestoreTarget,
+    pack: Pack,
+    slices: Sequence[Slice],
+    stage: str,
+    verify: bool,
+    names: HashOfNames,
 ) -> Iterator[Step]:
     """Yields what was done, step by step. A single slice takes no other process. stage: how the
     names of the stages begin.
     """
     if len(slices) == 1:
-        yield from _unpack_slice(target, pack, stage, slices[0], verify)
+        yield from _unpack_slice(target, pack, stage, slices[0], verify, names)
         return
     bodies = [
-        partial(_help, target, pack, f"{stage}-{number}", entries, verify)
+        partial(_help, target, pack, f"{stage}-{number}", entries, verify, names)
         for number, entries in enumerate(slices)
     ]
     yield from run_helpers(bodies, "ntt-unpack", DestinationError)
 
 
 def _help(
-    target: RestoreTarget, pack: Pack, stage: str, entries: Slice, verify: bool
+    target: RestoreTarget,
+    pack: Pack,
+    stage: str,
+    entries: Slice,
+    verify: bool,
+    names: HashOfNames,
 ) -> Iterator[Step]:
     pack.open()
     target.open()
-    yield from _unpack_slice(target, pack, stage, entries, verify)
+    yield from _unpack_slice(target, pack, stage, entries, verify, names)
 
 
 def _unpack_slice(
-    target: RestoreTarget, pack: Pack, stage: str, entries: Slice, verify: bool
+    target: RestoreTarget,
+    pack: Pack,
+    stage: str,
+    entries: Slice,
+    verify: bool,
+    names: HashOfNames,
 ) -> Iterator[Step]:
     # Nothing resumes what was unpacked in part.
-    writer = TargetWriter(target, stage, where="in the pack", verify=verify, keep_parts=False)
+    writer = TargetWriter(
+        target, stage, where="in the pack", verify=verify, keep_parts=False, names=names
+    )
     with closing(writer), destination(target.root):
         for some in _cut(entries, _COST_OF_A_STEP):
             lacking = [

@@ -17,10 +17,9 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
-from blake3 import blake3
-
 from ntt_backup.blobdir.layout import kind_of
 from ntt_backup.model import Blob, FileReason, Reason
+from ntt_backup.name_hash import NEW_HASHER
 from ntt_backup.source.store import READ_SIZE, SourceTree, Store
 
 # A deeper path would be opened by as many calls within calls.
@@ -130,7 +129,7 @@ class FirstReader:
         return FoundFile(Blob(digest, length), status.st_mtime_ns, stat.S_IMODE(status.st_mode))
 
     def _hash(self, fd: int, hasher: hashlib._Hash | None) -> tuple[str, int]:
-        """Returns BLAKE3 and length of a file. Mostly it takes one read."""
+        """Returns hash and length of a file. Mostly it takes one read."""
         count = os.readv(fd, (self._buffer,))
         # A device may give bytes without end.
         if count == len(self._buffer) and stat.S_ISREG(os.fstat(fd).st_mode):
@@ -139,7 +138,7 @@ class FirstReader:
         content = self._buffer[:count]
         if hasher is not None:
             hasher.update(content)
-        return blake3(content).hexdigest(), count
+        return NEW_HASHER[self._tree.hash](content).hexdigest(), count
 
     def _unreadable(self, below: str, error: OSError) -> BadFile:
         if error.errno in (errno.EISDIR, errno.EAGAIN):

@@ -111,7 +111,7 @@ def pack_blobs(
         digests: list[bytes] = []
         seal = seal_writer(file.write, recipients) if recipients else None
         write = file.write if seal is None else seal.write
-        writer = PackWriter(write, _NO_STORE, b"", compress=compress)
+        writer = PackWriter(write, _NO_STORE, b"", compress=compress, names=store.hash)
         for number, blobid in enumerate(blobids, 1):
             found = reader.read(Blob(blobid), buffer)
             if isinstance(found, TooLarge):

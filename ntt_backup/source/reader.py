@@ -1,6 +1,6 @@
 """Blobs are read for sending, and compared with their names while they are read.
 
-The bytes that are sent are the bytes whose BLAKE3 was compared with the name. The usual path is
+The bytes that are sent are the bytes whose hash was compared with the name. The usual path is
 short: open, read, close, hash. Only after an error `SourceTree.examine` finds its reason.
 """
 
@@ -11,13 +11,16 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-
-from blake3 import blake3
+from typing import TYPE_CHECKING
 
 from ntt_backup.blobdir.descriptors import DIRECTORY, FILE, NOATIME, closing
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.model import Blob, Failure, Reason
+from ntt_backup.name_hash import NEW_HASHER
 from ntt_backup.source.store import SourceTree, Store
+
+if TYPE_CHECKING:
+    from ntt_backup.name_hash import NewNameHasher
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Reader(SourceTree):
     """Reads the blobs of a batch in any order. Not thread-safe."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store.root, paths=store.paths, layout=store.layout)
+        super().__init__(store.root, paths=store.paths, layout=store.layout, hash_=store.hash)
+        self._hash = NEW_HASHER[store.hash]
         self._digits, self._file_at = store.layout.digits, store.layout.file_at
         self._flags = FILE | NOATIME
         self._prefix = ""
@@ -70,7 +74,11 @@ class Reader(SourceTree):
             if error.errno == errno.EPERM:  # Only its owner may leave the access time as it is.
                 self._flags = FILE
             return self._explain(blob, into)
-        if count < len(into) and _is_right(blob, into[:count]):
+        if (
+            count < len(into)
+            and (blob.size is None or blob.size == count)
+            and self._hash(into[:count]).digest() == bytes.fromhex(blobid)
+        ):
             return count
         return self._explain(blob, into)
 
@@ -139,7 +147,7 @@ class Reader(SourceTree):
         """
         size = blob.size or 0
         at, end = begin, size if end is None else end
-        hashes = hashes or PieceHashes(blob.blobid)
+        hashes = hashes or PieceHashes(blob.blobid, self._hash)
         try:
             with closing(self.open(self.path_of(blob.blobid))) as fd:
                 if begin:
@@ -157,6 +165,7 @@ class Reader(SourceTree):
             text = f"it ended {size - at} bytes early"
         elif at == size and hashes.name != blob.blobid:
             text = f"its content hashes to {hashes.name}"
+            self.examine(blob, verify=True)  # Where source.hash is wrong, that is said.
         else:
             return
         raise BadSourceBlob(Failure(blob.blobid, Reason.CORRUPT_SOURCE, text))
@@ -165,22 +174,26 @@ class Reader(SourceTree):
 class PieceHashes:
     """Hashes a blob that is sent in pieces.
 
-    The hash is BLAKE3, which is the name of the blob, and for a remote without BLAKE3 also SHA-256
-    over name and content.
+    The hash is that of names, and for a remote without that hash also SHA-256 over name and
+    content.
 
     Args:
         blobid: The name of the blob.
-        summed: Whether the remote lacks BLAKE3.
+        new: Begins a hash of names.
+        summed: Whether the remote lacks the hash of names.
     """
 
-    def __init__(self, blobid: str, *, summed: bool = False) -> None:
+    def __init__(
+        self, blobid: str, new: NewNameHasher = NEW_HASHER["blake3"], *, summed: bool = False
+    ) -> None:
         self._blobid = blobid
+        self._new = new
         self._summed = summed
         self.restart()
 
     def restart(self) -> None:
         """Discards the pieces that were added."""
-        self._name = blake3()
+        self._name = self._new()
         self._sum = sha256(bytes.fromhex(self._blobid))
 
     def add(self, piece: memoryview) -> None:
@@ -200,11 +213,5 @@ class PieceHashes:
 
     @property
     def name(self) -> str:
-        """The BLAKE3 of the pieces, in hex digits."""
+        """The hash of the pieces by which a blob is named, in hex digits."""
         return self._name.hexdigest()
-
-
-def _is_right(blob: Blob, content: memoryview) -> bool:
-    if blob.size is not None and blob.size != len(content):
-        return False
-    return blake3(content).digest() == bytes.fromhex(blob.blobid)

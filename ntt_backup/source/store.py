@@ -15,20 +15,20 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final, Self
 
-from blake3 import blake3
-
 from ntt_backup.blobdir.descriptors import DIRECTORY, closing, names_in, open_untouched
 from ntt_backup.blobdir.layout import BY_HASH_LAYOUT, Layout, is_blobid, kind_of
 from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.config import SourceSettings
-from ntt_backup.errors import SourceError
+from ntt_backup.errors import ConfigError, SourceError
 from ntt_backup.formatting import many, printable
 from ntt_backup.model import ALL_BLOBS, OF_THE_STORE, Blob, Failure, Part, Reason
+from ntt_backup.name_hash import NEW_HASHER, SHOWN, HashOfNames
 
 READ_SIZE: Final = 1024**2
 KEPT_DIRECTORIES: Final = 128
@@ -123,6 +123,7 @@ class SourceTree(Tree):
         alive: Is called regularly while content is hashed.
         paths: The paths of blobs; None where their names say where they lie.
         layout: Where they lie then.
+        hash_: The hash of names.
     """
 
     def __init__(
@@ -132,7 +133,9 @@ class SourceTree(Tree):
         paths: Paths | None = None,
         layout: Layout = BY_HASH_LAYOUT,
         part: Part = ALL_BLOBS,
+        hash_: HashOfNames = "blake3",
     ) -> None:
+        self.hash = hash_
         self.root = root
         self._alive = alive
         self._paths = paths
@@ -232,9 +235,27 @@ class SourceTree(Tree):
                 digest, size = self.hash_content(fd, also)
             except OSError as error:
                 return self.failure(blob, error)
-        if digest != blobid:
-            return Failure(blobid, Reason.CORRUPT_SOURCE, f"its content hashes to {digest}")
+            if digest != blobid:
+                self._require_hash(blobid, fd)
+                return Failure(blobid, Reason.CORRUPT_SOURCE, f"its content hashes to {digest}")
         return Blob(blobid, size), stamp(status)
+
+    def _require_hash(self, blobid: str, fd: int) -> None:
+        """Raises ConfigError where wrong content has its name by the other hash.
+
+        Then the setting is wrong, and no blob is.
+        """
+        for other in NEW_HASHER.keys() - {self.hash}:
+            hasher = NEW_HASHER[other](b"")
+            with suppress(OSError):
+                os.lseek(fd, 0, os.SEEK_SET)
+                self.hash_content(fd, hasher.update)
+            if hasher.hexdigest() == blobid:
+                raise ConfigError(
+                    f"the names in the store are {SHOWN[other]}, and source.hash is {self.hash}",
+                    detail=f"{self.root}/{self.path_of(blobid)}",
+                    hint=f'set source.hash = "{other}"',
+                )
 
     def failure(self, blob: Blob, error: OSError) -> Failure:
         """Returns the failure for an error of a blob. Raises SourceError for one of the store."""
@@ -259,7 +280,7 @@ class SourceTree(Tree):
     def hash_content(
         self, fd: int, also: Callable[[memoryview], object] | None = None
     ) -> tuple[str, int]:
-        """Returns the BLAKE3 of a file, from its start on, and its length in bytes.
+        """Returns the hash of a file, from where it stands, and the bytes that were hashed.
 
         Without mmap: truncation meanwhile would raise SIGBUS.
 
@@ -268,7 +289,7 @@ class SourceTree(Tree):
             also: Gets each piece of the content.
         """
         buffer = self._buffer = self._buffer or memoryview(bytearray(READ_SIZE))
-        hasher = blake3()
+        hasher = NEW_HASHER[self.hash]()
         size = 0
         while count := os.readv(fd, [buffer]):
             hasher.update(buffer[:count])
@@ -291,7 +312,8 @@ class SourceTree(Tree):
         reasons = {failure.reason for failure in failed} - {Reason.BAD_BLOBID}
         if not nothing_sent or not reasons or not reasons <= _NO_SIGN_OF_LIFE:
             return
-        with SourceTree(self.root, paths=self._paths, layout=self.layout, part=self.part) as now:
+        more = (self.layout, self.part, self.hash)
+        with SourceTree(self.root, self._alive, self._paths, *more) as now:
             now.sign_of_life()
             if not os.path.samestat(os.fstat(now.fd), os.fstat(self.fd)):
                 raise SourceError(
@@ -417,6 +439,7 @@ class Store:
         paths: The paths of blobs; None where their names say where they lie.
         layout: Where they lie then.
         part: The part of it that this host holds. What lies beside that proves nothing.
+        hash_: The hash of names.
     """
 
     def __init__(
@@ -427,7 +450,9 @@ class Store:
         paths: Paths | None = None,
         layout: Layout = BY_HASH_LAYOUT,
         part: Part = ALL_BLOBS,
+        hash_: HashOfNames = "blake3",
     ) -> None:
+        self.hash = hash_
         self.root = root
         self.part = part
         self._alive = alive
@@ -443,18 +468,21 @@ class Store:
         paths: Paths | None = None,
     ) -> Self:
         """Returns the store of the settings. alive, paths: as of the class."""
-        return cls(source.root, alive, source.grace, paths, source.path_layout, source.part)
+        names = (source.path_layout, source.part, source.hash)
+        return cls(source.root, alive, source.grace, paths, *names)
 
     def tree(self) -> SourceTree:
         """Opens the root by its path. Raises SourceError."""
-        return SourceTree(self.root, self._alive, self.paths, self.layout, self.part)
+        more = (self.layout, self.part, self.hash)
+        return SourceTree(self.root, self._alive, self.paths, *more)
 
     def ready_for(self, blobs: Iterable[Blob]) -> Store:
         """Returns the store with the paths of some blobs, for one thread. Looks all up at once."""
         if self.paths is None or self.paths.are_told:
             return self
         paths = self.paths.found_for([blob.blobid for blob in blobs])
-        return Store(self.root, self._alive, self.grace, paths, self.layout, self.part)
+        more = (self.layout, self.part, self.hash)
+        return Store(self.root, self._alive, self.grace, paths, *more)
 
     def probe(self) -> str:
         """Returns a few words on the store. Raises SourceError if no blob can be read."""

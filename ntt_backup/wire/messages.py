@@ -54,6 +54,7 @@ STREAM_WINDOW_LOG = 24
 
 SHA256, BLAKE3 = range(2)
 HASHES = {"sha256": SHA256, "blake3": BLAKE3}
+NAMES_OF_HASHES = {number: name for name, number in HASHES.items()}
 
 # The status of an END, and of a BLOB_END.
 COMPLETE = 0

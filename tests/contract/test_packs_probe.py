@@ -59,7 +59,7 @@ def test_a_store_that_two_make_at_once_has_one_id() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (json.dumps({"format": 2, "store": "0" * 32}), "newer version"),
+        (json.dumps({"format": 3, "store": "0" * 32}), "newer version"),
         (json.dumps({"format": 1, "store": "0" * 31}), "something else"),
         (json.dumps({"format": True}), "something else"),
         ("[]", "something else"),

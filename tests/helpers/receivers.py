@@ -171,11 +171,12 @@ def a_dump(content: bytes, name: str, **record: Any) -> bytes:
 
 
 class Frames:
-    """Makes what a client says. hash: that of its session."""
+    """Makes what a client says. hash: that of its session. names: that of names."""
 
     def __init__(self, root: Path, hash: str = "sha256") -> None:
         self.root = root
         self.hash = hash
+        self.names = "blake3"
 
     def hello_fields(self, **changes: Any) -> dict[str, Any]:
         fields = {
@@ -186,6 +187,7 @@ class Frames:
             "slot": "0",
             "hash": self.hash,
             "sync": "syncfs",
+            **({"names": self.names} if self.names != "blake3" else {}),
             **changes,
         }
         self.hash = str(fields["hash"])
@@ -217,7 +219,7 @@ class Frames:
         """A PACK that says it is raw. part and length: what it has instead, and announces."""
         if checksum is None:
             checksum = hashlib.sha256(raw).digest()
-        if self.hash != "sha256":
+        if self.hash == self.names:
             checksum = b""
         prefix = messages.part_prefix(codec, len(raw) if length is None else length, checksum)
         return framing.frame(messages.PACK, prefix, raw if part is None else part)
@@ -232,7 +234,7 @@ class Frames:
     def end(self, content: bytes, digest: bytes | None = None) -> bytes:
         """The END of a large blob that is complete; digest: its name, if that is not its own."""
         name = digest_of(content) if digest is None else digest
-        checksum = hashlib.sha256(name + content).digest() if self.hash == "sha256" else b""
+        checksum = hashlib.sha256(name + content).digest() if self.hash != self.names else b""
         return messages.END.frame(messages.COMPLETE, checksum)
 
     def large(self, content: bytes, offset: int = 0, digest: bytes | None = None) -> bytes:

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -256,7 +257,7 @@ def test_an_identity_is_given_once(root: Path, allow: Sequence[str]) -> None:
 
     client.say(messages.PLACE.frame(one), messages.PLACE.frame(other), PLACE)
     assert told() == ["", one.hex(), one.hex(), one.hex()]
-    assert read_marker(marker.read_bytes()) == (1, one.hex())
+    assert read_marker(marker.read_bytes()) == (1, one.hex(), "blake3")
     kept = marker.stat()
     client.say(messages.PLACE.frame(other))
     assert told() == [one.hex(), one.hex()]
@@ -282,6 +283,42 @@ def test_an_identity_is_given_once(root: Path, allow: Sequence[str]) -> None:
     for words in (["list", "get"], ["packs"]):
         assert ScriptedSession(root, words).say(messages.PLACE.frame(other)).error == "refused"
     assert not (root / ".ntt-incoming").exists()
+
+
+@stops("`names` of another hash than those of the target, to have its own content under a name")
+@pytest.mark.parametrize("large", [False, True], ids=["pack", "large"])
+@pytest.mark.parametrize("theirs", ["blake3", "sha256"])
+def test_the_hash_of_names_is_that_of_the_marker(
+    tmp_path: Path, checking: str, theirs: str, large: bool
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    place = messages.PLACE.frame(bytes(range(16)))
+
+    def said(client: ScriptedSession, names: str) -> bytes:
+        client.names = names
+        named = (b"right", b"another")
+        digests = [sha256(one).digest() if names == "sha256" else digest_of(one) for one in named]
+        return client.batch(1, [b"right", EVIL], digests, large)
+
+    client = ScriptedSession(root, checking=checking)
+    client.say(place, said(client, theirs))
+    (receipt,) = client.receipts()
+    if theirs == "sha256" or checking != "none":
+        assert verdicts(receipt) == {1: messages.MISMATCH}
+    assert read_marker((root / IDENTITY).read_bytes()).hash == theirs
+    before = everything(root)
+    other = ScriptedSession(root, ["put", "replace"], checking)
+    other.say(place, said(other, "sha256" if theirs == "blake3" else "blake3"))
+    assert other.error == "refused"
+    assert everything(root) == before
+    # What was there before there were markers is named by BLAKE3.
+    (root / IDENTITY).unlink()
+    other = ScriptedSession(root, ["put", "replace"], checking)
+    other.say(place, said(other, "sha256"))
+    assert other.error == "refused"
+    other.names = "blake3"
+    assert other.say(hash="blake3", names="sha256").error == "protocol"
 
 
 @stops("a `codec` that was not offered, or content that unpacks to more than it announced")

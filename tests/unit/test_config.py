@@ -248,6 +248,7 @@ def test_every_variable_sets_its_own_key() -> None:
         "NTT_STRATEGY": "tar",
         "NTT_CODEC": "zstd-1",
         "NTT_SOURCE_LAYOUT": "0:2/2:4/4:",
+        "NTT_SOURCE_HASH": "sha256",
         "NTT_READ_ORDER": "extent",
         "NTT_GRACE": "23.0",
         "NTT_SOURCE_PREFIXES": "0-23 a3",

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+from ntt_backup.blobdir.layout import Marker
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RunSettings
@@ -208,7 +209,8 @@ def test_a_small_batch_takes_no_memory_of_the_size_of_a_part(scene: Scene) -> No
 def test_a_machine_without_memory_is_waited_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, failure: Exception, of: str
 ) -> None:
-    monkeypatch.setattr("ntt_backup.packstore.marker.read", lambda _: b"s" * 16)
+    made = Marker(1, (b"s" * 16).hex(), "blake3")
+    monkeypatch.setattr("ntt_backup.packstore.marker.find", lambda _: made)
     blobs, failures = scene.blobs(10, 20), [failure]
     module = {"open_bucket": s3, "new_buffer": by_bucket}.get(of, packs)
     monkeypatch.setattr(s3, "open_bucket", lambda *_: scene.bucket)

@@ -35,7 +35,7 @@ def many_failures(count: int) -> Failures:
         (
             Restored(part=0.5),
             "restored right bytes archived archived_bytes thawing not_needed duration_s wrong"
-            " failures strangers",
+            " failures strangers names",
         ),
         (
             Comparison(),

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, cast
 
 from ntt_backup.blobdir.layout import is_blobid
+from ntt_backup.client.remote_errors import other_names
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.config.sealing import require_sealing, seal_writer
 from ntt_backup.errors import (
@@ -58,14 +59,16 @@ def open_packs(spec: SessionSpec, store: Store, ahead: Ahead | None = None) -> P
     require_sealing(spec.recipients)
     target = open_pack_target(spec) if ahead is None else cast("PackTarget", ahead)
     try:
-        if (store_id := marker.read(target)) is None:
+        if (found := marker.find(target)) is None:
             raise marker.gone(f"{spec.bucket.url if spec.bucket else spec.root}/{FORMAT}")
-        if spec.identity and store_id.hex() != spec.identity:
-            raise AnotherTarget(spec.identity, store_id.hex())
+        if spec.identity and found.identity != spec.identity:
+            raise AnotherTarget(spec.identity, found.identity)
+        if found.hash != store.hash:
+            raise other_names(store.hash, found.hash)
     except BaseException:
         target.close()
         raise
-    return PacksSession(spec, store, target, store_id)
+    return PacksSession(spec, store, target, bytes.fromhex(found.identity))
 
 
 @dataclass(slots=True)
@@ -293,7 +296,10 @@ class PacksSession:
             compress, within = self._spec.run.codec != "none", bytes.fromhex(name.pack_id)
             seal = seal_writer(file.add, self._spec.recipients) if sealed else None
             write, sign = (file.add, unsigned) if seal is None else (seal.write, self._spec.sign)
-            writer = PackWriter(write, self._store_id, within, compress=compress, sign=sign)
+            names = self._store.hash
+            writer = PackWriter(
+                write, self._store_id, within, compress=compress, sign=sign, names=names
+            )
             for blob in blobs:
                 found = reader.read(blob, self._buffer)
                 if isinstance(found, int):

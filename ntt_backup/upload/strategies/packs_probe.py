@@ -26,6 +26,7 @@ from ntt_backup.filestore.by_bucket import FileStoreByBucket
 from ntt_backup.filestore.by_receiver import FileStoreByReceiver
 from ntt_backup.filestore.contract import checksum
 from ntt_backup.filestore.open import PACK_AREA, connect_packs
+from ntt_backup.name_hash import HashOfNames
 from ntt_backup.objects.bucket import (
     ContentDamaged,
     ObjectArchived,
@@ -44,7 +45,6 @@ from ntt_backup.pack.names import BLOBS, PACKS, TRIALS
 from ntt_backup.packstore import marker
 from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts, SessionProbe
 from ntt_backup.upload.strategies.stream_probe import receiver_facts
-from ntt_backup.wire.framing import FORMAT
 
 if TYPE_CHECKING:
     from ntt_backup.filestore.by_sftp import FileStoreBySftp
@@ -59,7 +59,8 @@ def probe_packs(spec: SessionSpec) -> SessionProbe:
     bucket = open_bucket(spec.bucket)
     if spec.dead_before is not None:
         sweep(bucket, (PACKS, BLOBS), spec.dead_before())
-    return BucketProbe(FileStoreByBucket(bucket, spec.bucket.part_size, PACK_AREA), spec.owner)
+    store = FileStoreByBucket(bucket, spec.bucket.part_size, PACK_AREA)
+    return BucketProbe(store, spec.owner, spec.names or "blake3")
 
 
 class PacksByConnectionProbe:
@@ -81,7 +82,10 @@ class PacksByConnectionProbe:
     def facts(self) -> Facts:
         store = self._store
         if isinstance(store, FileStoreByReceiver):
-            return receiver_facts(store.banner, store.ready, self._asked, packs=True)
+            return receiver_facts(
+                store.banner, store.ready, self._asked, packs=True, ours=self._spec.names
+            )
+        found = marker.find(store)
         with store.storing(store.root):
             free, inodes = store.free()
         return Facts(
@@ -89,10 +93,11 @@ class PacksByConnectionProbe:
             program=f"paramiko {version('paramiko')}",
             free_bytes=free,
             skew_s=None,
-            placed=store.has(f"{store.root}/{FORMAT}"),
+            placed=found is not None,
             identity=store.identity,
             free_inodes=inodes,
             other_layout=store.has(f"{store.root}/by-hash"),
+            names=found.hash if found is not None else "",
         )
 
     def try_out(self) -> str:
@@ -117,7 +122,7 @@ class PacksByConnectionProbe:
             store.remove([name])
 
     def make_place(self) -> str:
-        return marker.make(self._store).hex()
+        return marker.make(self._store, self._spec.names or "blake3").hex()
 
     def hand_over(self) -> FileStoreByReceiver | FileStoreBySftp | None:
         opened, self._opened = self._opened, None
@@ -139,7 +144,7 @@ class PacksByConnectionProbe:
 
 
 class BucketProbe:
-    """See `probe.SessionProbe`. owner names this host and target.
+    """See `probe.SessionProbe`. owner names this host and target. names: the hash of names.
 
     The trial object has one key and one content for each owner, so that where it cannot be removed,
     one stays, however many trials there are.
@@ -148,8 +153,9 @@ class BucketProbe:
     strategy = "packs"
     lingers = False
 
-    def __init__(self, store: FileStoreByBucket, owner: str) -> None:
+    def __init__(self, store: FileStoreByBucket, owner: str, names: HashOfNames = "blake3") -> None:
         self._store = store
+        self._names = names
         self._bucket = store.bucket
         self._key = TRIALS + owner
         self._content = blake3(self._key.encode()).digest(_SIZE)
@@ -160,14 +166,15 @@ class BucketProbe:
 
     def facts(self) -> Facts:
         found = self._bucket.facts()
-        store_id = marker.read(self._store)
+        made = marker.find(self._store)
         return Facts(
             system=found.server,
             program="by botocore",
             free_bytes=None,
             skew_s=found.skew_s,
-            placed=store_id is not None,
-            identity=(store_id or b"").hex(),
+            placed=made is not None,
+            identity=made.identity if made is not None else "",
+            names=made.hash if made is not None else "",
         )
 
     def try_out(self) -> str:
@@ -186,7 +193,7 @@ class BucketProbe:
         return "; ".join(words)
 
     def make_place(self) -> str:
-        return marker.make(self._store).hex()
+        return marker.make(self._store, self._names).hex()
 
     def hand_over(self) -> None:
         self._store.close()

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from blake3 import blake3
-
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.channel import Channel
 from ntt_backup.errors import RemoteDenied, SourceError
 from ntt_backup.formatting import many
 from ntt_backup.model import Batch, Blob
+from ntt_backup.name_hash import NEW_HASHER, HashOfNames
 from ntt_backup.source.store import Store
 
 TRIAL_SECONDS: Final = 60.0
@@ -39,7 +38,8 @@ class Facts:
     packs. readable: whether something is there that `verify` and `restore` need. free_inodes: how
     many more files fit. other_layout: what tells the other layout is there.
     identity: of the target; "" where it has none, None where an old receiver does not tell. empty:
-    by-hash is missing, or has nothing in it.
+    by-hash is missing, or has nothing in it. names: the hash of names that the marker says; "" for
+    none.
     """
 
     system: str
@@ -52,6 +52,7 @@ class Facts:
     other_layout: bool = False
     identity: str | None = ""
     empty: bool = False
+    names: str = ""
 
 
 class Probe(Protocol):
@@ -109,8 +110,8 @@ class SessionProbe(Probe, Protocol):
 
 
 @contextmanager
-def trial() -> Iterator[tuple[Store, list[Batch]]]:
-    """Makes batches of random blobs, in a store of their own.
+def trial(hash_: HashOfNames = "blake3") -> Iterator[tuple[Store, list[Batch]]]:
+    """Makes batches of random blobs, in a store of their own. hash_: of their names.
 
     Raises SourceError where this machine has no room for them: a run that watches waits for it.
     """
@@ -119,7 +120,8 @@ def trial() -> Iterator[tuple[Store, list[Batch]]]:
             temporary = tempfile.TemporaryDirectory(prefix="ntt-check-")
             place = Path(stack.enter_context(temporary))
             batches = [
-                Batch("trial", tuple(_make(place, size) for size in sizes)) for sizes in _SIZES
+                Batch("trial", tuple(_make(place, size, hash_) for size in sizes))
+                for sizes in _SIZES
             ]
         except OSError as error:
             raise SourceError(
@@ -127,12 +129,12 @@ def trial() -> Iterator[tuple[Store, list[Batch]]]:
                 detail=error.strerror or str(error),
                 hint="free space in /tmp, or set TMPDIR to a directory that has some",
             ) from error
-        yield Store(place), batches
+        yield Store(place, hash_=hash_), batches
 
 
-def _make(root: Path, size: int) -> Blob:
+def _make(root: Path, size: int, hash_: HashOfNames) -> Blob:
     content = os.urandom(size)
-    blobid = blake3(content).hexdigest()
+    blobid = NEW_HASHER[hash_](content).hexdigest()
     path = root / relative_path(blobid)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

@@ -22,6 +22,7 @@ from ntt_backup.client.remote_errors import explain_batch
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.errors import BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason
+from ntt_backup.name_hash import NEW_HASHER
 from ntt_backup.source.reader import BadSourceBlob, PieceHashes, Reader
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.codec import choose_codec
@@ -67,7 +68,8 @@ class StreamSession(PipelinedSession):
         super().__init__(spec, connection.channel)
         self._connection = connection
         self._store = store
-        self._sums = banner.hash == "sha256"
+        # Of a blob that is named by SHA-256 the name suffices.
+        self._sums = connection.hash == "sha256" and store.hash != "sha256"
         self._codec = choose_codec(spec.run.codec, banner.codecs, spec.effort)
         self._packer = Packer(self._codec, checksum=self._sums)
         self._offset: tuple[int, bytes] | None = None
@@ -194,7 +196,7 @@ class StreamSession(PipelinedSession):
         """Sends a blob in pieces, hashed meanwhile; withdraws one that does not match its name."""
         self._flush(flight)
         digest = bytes.fromhex(blob.blobid)
-        hashes = PieceHashes(blob.blobid, summed=self._sums)
+        hashes = PieceHashes(blob.blobid, NEW_HASHER[self._store.hash], summed=self._sums)
         try:
             offset = self._resume(reader, flight, blob, hashes)
             pieces = reader.pieces(blob, lambda: self._chunk, hashes, begin=offset)
@@ -315,7 +317,7 @@ class StreamSession(PipelinedSession):
         return (
             flight is self._flights[0]
             and flight.handed_over > 0
-            and said.hash == messages.HASHES[self._connection.banner.hash]
+            and said.hash == messages.HASHES[self._connection.hash]
             and len(positions) == len(said.exceptions)
             and said.stored + len(positions) == len(flight.sent)
             and all(position < len(flight.sent) for position in positions)

@@ -24,7 +24,7 @@ class Packer:
 
     Args:
         codec: Compresses the pack.
-        checksum: Whether packs carry a SHA-256, for a remote without BLAKE3.
+        checksum: Whether packs carry a SHA-256, for a remote that cannot check the names.
 
     Attributes:
         used: The bytes of content in the pack.

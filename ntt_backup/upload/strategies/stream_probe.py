@@ -16,6 +16,7 @@ from typing import Final
 from ntt_backup.client.bootstrap import Banner
 from ntt_backup.client.connection import ReceiverConnection, identity_in
 from ntt_backup.client.session_spec import SessionSpec
+from ntt_backup.name_hash import hash_of_names
 from ntt_backup.upload.strategies.probe import Facts, described, trial
 from ntt_backup.upload.strategies.stream import StreamSession, connect
 from ntt_backup.wire.framing import IDENTITY_BYTES
@@ -43,10 +44,11 @@ class StreamProbe:
         assert self._connection is not None
         before = time.time()
         said = self._connection.hello()
-        return receiver_facts(self._connection.banner, said, (before, time.time()))
+        asked = (before, time.time())
+        return receiver_facts(self._connection.banner, said, asked, ours=self._spec.names)
 
     def try_out(self) -> str:
-        with trial() as (store, batches):
+        with trial(self._spec.names or "blake3") as (store, batches):
             session = StreamSession(self._open(), store)
             session.begin_trial(batches)
             session.end_trial()
@@ -78,7 +80,12 @@ class StreamProbe:
 
 
 def receiver_facts(
-    banner: Banner, facts: Mapping[str, Field], asked: tuple[float, float], *, packs: bool = False
+    banner: Banner,
+    facts: Mapping[str, Field],
+    asked: tuple[float, float],
+    *,
+    packs: bool = False,
+    ours: str = "",
 ) -> Facts:
     """Returns what a receiver says about itself and its machine.
 
@@ -87,12 +94,14 @@ def receiver_facts(
         facts: The fields of its READY.
         asked: When READY was asked for, and when it had come, in Unix seconds.
         packs: Whether the layout is `packs`.
+        ours: The hash of names in the store.
     """
     before, after = asked
     clock = _whole(facts, "clock_us") / 1e6
     by = "" if "blake3" in banner.hashes else f" ({banner.checking})"
     inodes = facts.get("free_inodes")
     checks = f"checks by BLAKE3{by}" if banner.can_hash else _NAMES_UNCHECKED
+    checks = "checks by SHA-256" if ours == "sha256" else checks
     placed = [bool(_whole(facts, name)) for name in ("placed", "packs")]
     return Facts(
         system=str(facts.get("system", "unknown system")),
@@ -105,6 +114,7 @@ def receiver_facts(
         other_layout=placed[not packs],
         identity=identity_in(facts),
         empty=facts.get("empty") == 1 and not packs,
+        names=hash_of_names(facts["names"]) if facts.get("names") else "",
     )
 
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.layout import UNKNOWN_IDENTITY, marker_text, read_marker
+from ntt_backup.blobdir.layout import UNKNOWN_IDENTITY, Marker, marker_text, read_marker
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.connection import identity_in
 from ntt_backup.client.remote_errors import explain_root
@@ -119,19 +119,19 @@ def _facts(said: Mapping[str, str], before: float, after: float) -> Facts:
         placed=said.get("by-hash") == "present",
         free_inodes=int(inodes) if inodes.isdigit() else None,
         readable=said.get("python") == "present",
-        identity=_identity(said.get("marker", "")),
+        identity=_marker(said.get("marker", "")).identity,
+        names=_marker(said.get("marker", "")).hash,
         empty=said.get("empty") == "yes",
     )
 
 
-def _identity(marker: str) -> str:
-    """Returns the identity in a marker; "" for no marker."""
-    found = ""
-    if marker:
-        with suppress(ValueError):
-            found = read_marker(marker.encode())[1]
-        found = found or UNKNOWN_IDENTITY
-    return identity_in({"target": found}) or ""
+def _marker(text: str) -> Marker:
+    """Returns a marker; without identity for no text. Raises RemoteDenied for another text."""
+    found = Marker(0, UNKNOWN_IDENTITY if text else "", "")
+    with suppress(ValueError):
+        found = read_marker(text.encode())
+    identity_in({"target": found.identity})
+    return found
 
 
 class TarProbe:
@@ -167,13 +167,14 @@ class TarProbe:
 
     def make_place(self) -> str:
         wanted = secrets.token_hex(IDENTITY_BYTES)
+        content = marker_text(wanted, self._spec.names or "blake3")
         said = ask(
             self._spec.transport,
             resources.files(__package__).joinpath("tar_place.sh").read_text("utf-8"),
             {
                 "root": self._spec.root,
                 "token": wanted[:8],
-                "content": marker_text(wanted).decode("ascii").strip(),
+                "content": content.decode("ascii").strip(),
             },
             doing="to make by-hash",
             timeout=self._spec.transport.connect_timeout,
@@ -181,7 +182,7 @@ class TarProbe:
         told, made, marker = said.rpartition("made=")
         if not made:
             raise explain_root(told.strip() or marker.strip())
-        return _identity(marker.strip())
+        return _marker(marker.strip()).identity
 
     def hand_over(self) -> None:
         """Does nothing, as `close`: no connection outlives its question."""
