@@ -1,8 +1,9 @@
 """Registers the files of a store that go by their paths, as `scan` does where names are hashes.
 
-The query of another database lists the files. Its rows are copied into the catalog as they are, and
-no file is touched: a worker reads each file when its turn comes, see `upload.first_read`. What an
-origin no longer gives is noted as gone, and stays on the targets.
+The query of another database lists the files, or a walk of directories finds them (see
+`audit.directory_walk`). What they give is copied into the catalog as it is, and no file is opened:
+a worker reads each file when its turn comes, see `upload.first_reads`. What an origin no longer
+gives is noted as gone, and stays on the targets.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from ntt_backup.audit.directory_walk import Problem, Walk, pass_over_directories
 from ntt_backup.catalog import file_query, places
 from ntt_backup.catalog.connection import Connection, connect, translated
 from ntt_backup.catalog.file_query import FileQuery, OpenQuery
@@ -21,7 +23,7 @@ from ntt_backup.catalog.places import Pass, Registered
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, StoreConfig, application_name
 from ntt_backup.config.sections import CatalogFromSettings
-from ntt_backup.errors import CatalogRefused, LockHeld
+from ntt_backup.errors import BackupError, CatalogRefused, LockHeld, SourceError
 from ntt_backup.source.store import Paths, Store
 
 # The name of the query among the origins, which no table [files.NAME] can have.
@@ -42,6 +44,8 @@ class Registration:
         back: The files that were gone.
         changed: The files that were changed since they were read.
         gone: The files that an origin no longer gives, since its last pass that saw all.
+        strays: The entries of listed directories that are neither a file nor a directory.
+        unreadable: The directories that could not be read, or are missing.
     """
 
     rows: int = 0
@@ -49,6 +53,8 @@ class Registration:
     back: int = 0
     changed: int = 0
     gone: int = 0
+    strays: int = 0
+    unreadable: int = 0
     duration_s: float = 0.0
 
     def since(self, before: Registration) -> Registration:
@@ -58,7 +64,11 @@ class Registration:
 
 
 def register_due(
-    settings: StoreConfig, on_progress: Callable[[Registration], None], *, stays: bool
+    settings: StoreConfig,
+    on_progress: Callable[[Registration], None],
+    *,
+    stays: bool,
+    on_error: Callable[[BackupError], None] = lambda _: None,
 ) -> float:
     """Registers what the origins give whose time has come.
 
@@ -67,6 +77,8 @@ def register_due(
         on_progress: Receives the counts after each step.
         stays: Whether the caller comes again, so that only what is due is read, and notifications
             of new rows are waited for, where there are any, for an hour.
+        on_error: Receives an error if the last pass over an origin could not read all directories,
+            once until that changes.
 
     Returns:
         The seconds until an origin is due again.
@@ -74,6 +86,7 @@ def register_due(
     Raises:
         CatalogError: The catalog, or the database of the query, refuses or is away.
         ConfigError: The query cannot be used.
+        SourceError: The root of the store cannot be read.
     """
     wanted = settings.catalog.from_
     with ExitStack() as stack:
@@ -89,12 +102,18 @@ def register_due(
         done = Registration()
         if not stays:
             register_files(conn, settings, on_progress=on_progress)
+            if found := places.problems(conn, settings.files):
+                on_error(_unreadable(found))
             return min(settings.origins.values())
+        told: list[tuple[str, str]] = []
         while True:
             due, wait_s = _due(conn, settings)
             if due:
                 done = register_files(conn, settings, due, before=done, on_progress=on_progress)
                 continue
+            if (found := places.problems(conn, settings.files)) and found != told:
+                on_error(_unreadable(found))
+            told = found
             if listening is None or time.monotonic() >= until:
                 return wait_s
             if listening.wait(wait_s):
@@ -111,6 +130,16 @@ def _due(conn: Connection, settings: StoreConfig) -> tuple[list[str], float]:
     return [name for name, wait_s in waits.items() if wait_s <= 0], max(0.0, min(waits.values()))
 
 
+def _unreadable(problems: list[tuple[str, str]]) -> SourceError:
+    names = ", ".join(f"files.{name}" for name, _ in problems)
+    return SourceError(
+        f"not all of {names} can be read",
+        detail=problems[0][1],
+        hint="mount what is missing, let this user read it, or name it in exclude; none of the"
+        " files there counts as gone. `ntt-backup-remote scan --restart` names all that it meets",
+    )
+
+
 def register_files(
     conn: Connection,
     settings: StoreConfig,
@@ -119,6 +148,7 @@ def register_files(
     whole: bool = False,
     before: Registration = Registration(),
     on_progress: Callable[[Registration], None] = lambda _: None,
+    problem: Problem = lambda _path, _why: None,
 ) -> Registration:
     """Registers what the origins of a store give.
 
@@ -129,6 +159,7 @@ def register_files(
         whole: Whether all rows are read, even if it is not time for that.
         before: The counts of earlier calls, to be added to.
         on_progress: Receives the counts after each step, once it is committed.
+        problem: Receives the path of each directory that cannot be read, and why.
 
     Returns:
         The counts.
@@ -137,6 +168,7 @@ def register_files(
         CatalogError: The catalog, or the database of the query, refuses or is away.
         ConfigError: The query cannot be used.
         LockHeld: Another session registers files.
+        SourceError: The root of the store cannot be read.
     """
     if not places.lock_origins(conn):
         raise LockHeld(
@@ -147,7 +179,18 @@ def register_files(
     wanted = settings.catalog.from_
     if wanted is not None and (origins is None or QUERY in origins):
         with query_of(wanted).opened(application_name("files")) as query:
-            _pass_over_query(conn, query, wanted, counts, whole=whole)
+            _pass_over_query(conn, query, wanted, counts, others=settings.files, whole=whole)
+    for name, one in settings.files.items():
+        if origins is None or name in origins:
+            gone = pass_over_directories(
+                conn,
+                Walk(name, settings.source.root, one),
+                [other for other in settings.origins if other != name],
+                whole=whole,
+                on_step=counts.add_step,
+                problem=problem,
+            )
+            counts.add(gone=gone)
     return counts.result
 
 
@@ -158,6 +201,18 @@ class _Counts:
         self.result = before
         self._told = told
         self._at = time.monotonic()
+
+    def add_step(self, rows: int, found: Registered, strays: int = 0, unreadable: int = 0) -> None:
+        new, back, changed, gone = found
+        self.add(
+            rows=rows,
+            registered=new,
+            back=back,
+            changed=changed,
+            gone=gone,
+            strays=strays,
+            unreadable=unreadable,
+        )
 
     def add(self, **counts: int) -> None:
         now = time.monotonic()
@@ -186,6 +241,7 @@ def _pass_over_query(
     wanted: CatalogFromSettings,
     counts: _Counts,
     *,
+    others: Collection[str],
     whole: bool,
 ) -> None:
     current = places.begin_pass(
@@ -199,15 +255,15 @@ def _pass_over_query(
     rows = limit = file_query.STEP_ROWS
     while rows >= limit:
         versions = wanted.on_change == "version"
-        current, rows, found = _step(conn, query, current, versions=versions)
-        counts.add(rows=rows, registered=found.new, back=found.back, changed=found.changed)
+        current, rows, found = _step(conn, query, current, versions=versions, others=others)
+        counts.add_step(rows, found)
         if not query.keyed:
             break
     counts.add(gone=places.end_pass(conn, current))
 
 
 def _step(
-    conn: Connection, query: OpenQuery, current: Pass, *, versions: bool
+    conn: Connection, query: OpenQuery, current: Pass, *, versions: bool, others: Collection[str]
 ) -> tuple[Pass, int, Registered]:
     """Registers the next rows of a query.
 
@@ -216,7 +272,9 @@ def _step(
     """
     with translated("register files"), conn.transaction():
         blocks = query.rows_from(current.key)
-        after, rows, found = places.register(conn, current, blocks, versions=versions)
+        after, rows, found = places.register(
+            conn, current, blocks, versions=versions, others=others
+        )
         if query.keyed and rows >= file_query.STEP_ROWS and after.key == current.key:
             raise CatalogRefused(
                 f"{file_query.STEP_ROWS:,} rows of the query of catalog.from have the same key",

@@ -9,11 +9,17 @@ A pass goes in steps, each of them one transaction, and goes on where it was int
 that sees all rows also tells which files are gone. A query with a column `key`, which grows from
 row to row, need not give all rows each time: a pass then begins at the last key of an earlier pass,
 one that is an hour old or more, since rows become visible later than they get their keys.
+
+A walk has the directories as its rows: the table `ntt_backup.directories` has those that are known,
+in the order of their paths, and is what a pass goes along. A directory that was listed as a whole
+tells by itself which of its files are gone: those at paths in it, and below no directory of it,
+that the listing has not given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -39,6 +45,13 @@ _LATE: Final = timedelta(hours=1)
 _COUNTED: Final = 100_000
 _PAGE: Final = 2000
 _QUERY_SECONDS: Final = 600
+# No name of a file is as long.
+_LAST_PATH: Final = b"\xff" * 4097
+# A binary COPY begins and ends with these, and is sent in blocks.
+_COPY_BEGINS: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_COPY_ENDS: Final = b"\xff\xff"
+_BLOCK: Final = 256 * 1024
+_NULL: Final = b"\xff\xff\xff\xff"
 # No target's name has a slash.
 _READING: Final = {"class": lock_class("places/")}
 _REGISTERING: Final = {"class": lock_class("origins/")}
@@ -59,6 +72,7 @@ class Pass:
             last key.
         last_mark: The key that follows as `mark`; last_mark_at as for mark.
         whole_at: When the last pass ended that saw all rows.
+        problem: What a walk could not read, in words; None for nothing.
     """
 
     origin: str
@@ -72,14 +86,59 @@ class Pass:
     last_mark: str | None = None
     last_mark_at: datetime | None = None
     whole_at: datetime | None = None
+    problem: str | None = None
 
 
 class Registered(NamedTuple):
-    """The result of a step: how many files are new, came back, or were changed."""
+    """The result of a step: how many files are new, came back, were changed, or are gone."""
 
     new: int = 0
     back: int = 0
     changed: int = 0
+    gone: int = 0
+
+
+class KnownDirectory(NamedTuple):
+    """A directory of a walk.
+
+    Attributes:
+        path: Its path below the root of the store.
+        mtime_ns: Its time of modification when it was listed; None where it is to be listed anew.
+        ctime_ns: Its time of change when it was listed.
+        mounted: Whether another file system began there.
+    """
+
+    path: bytes
+    mtime_ns: int | None = None
+    ctime_ns: int | None = None
+    mounted: bool = False
+
+    @property
+    def below(self) -> tuple[bytes, bytes]:
+        """The first path below it, and the first one behind those."""
+        if not self.path:
+            return b"\0", _LAST_PATH  # The root itself is not below it.
+        return self.path + b"/", self.path + b"0"
+
+
+class WalkedEntry(NamedTuple):
+    """What a directory has: a file, or with the number of its parent in a step a directory."""
+
+    path: bytes
+    size: int = 0
+    mtime_ns: int = 0
+    parent: int | None = None
+
+
+class ListedDirectory(NamedTuple):
+    """A directory that was listed as a whole in a step of a walk: its number, and what it is now.
+
+    missed: Whether it may be the mount point of a disk that is missing, if it had any files.
+    """
+
+    nth: int
+    directory: KnownDirectory
+    missed: bool = False
 
 
 class Unread(NamedTuple):
@@ -165,21 +224,31 @@ def begin_pass(
         sees_all = whole or due or not keyed or before.mark is None
         conn.rows("forget_seen", {"origin": origin})
         key = None if sees_all else before.mark
-        begun = replace(before, whole=sees_all, began_at=now, seen=0, key=key)
+        begun = replace(before, whole=sees_all, began_at=now, seen=0, key=key, problem=None)
         _save(conn, begun)
     return begun
 
 
 def register(
-    conn: Connection, current: Pass, blocks: Iterable[bytes], *, versions: bool
+    conn: Connection,
+    current: Pass,
+    blocks: Iterable[bytes],
+    *,
+    versions: bool,
+    others: Collection[str] = (),
+    listed: list[ListedDirectory] | None = None,
 ) -> tuple[Pass, int, Registered]:
     """Registers the next rows of a pass.
 
     Args:
         conn: The connection, in a transaction.
         current: The pass.
-        blocks: The rows as a binary COPY: path, size, checksum, key, and a number in their order.
+        blocks: The rows as a binary COPY: path, size, checksum, key, a number in their order, and
+            the time of modification.
         versions: Whether a file that was changed gets a new version, instead of a report.
+        others: The other origins that are in use, whose files are theirs.
+        listed: Of a walk the directories that were listed, complete once all blocks were read.
+            Those that are taken for a missing disk are removed from it.
 
     Returns:
         The pass so far, how many rows there were, and what came of them.
@@ -188,30 +257,128 @@ def register(
     with conn.cursor().copy(statement("copy_staged")) as into:
         for block in blocks:
             into.write(block)
-    values = {"origin": current.origin, "versions": versions}
+    origin = {"origin": current.origin}
+    values = {**origin, "versions": versions}
     ((rows, key),) = conn.rows("last_staged")
     # Of all places a step needs few: each is looked up.
     for way in ("enable_hashjoin", "enable_mergejoin"):
         configure(conn, way, "off", local=True)
-    conn.rows("match_staged")
-    back = conn.execute(statement("come_back")).rowcount
+    conn.rows("match_staged", {"others": list(others)})
+    back = conn.execute(statement("come_back"), origin).rowcount
     conn.rows("unchanged_again")
     conn.rows("correct_unread")
     changed = conn.execute(statement("replace_changed" if versions else "report_changed")).rowcount
-    seen = 0
-    if current.whole:
+    seen = gone = 0
+    if listed is not None:
+        gone = _compare_listed(conn, current.origin, listed)
+    elif current.whole:
         seen = conn.execute(statement("note_seen"), values).rowcount
     new = conn.execute(statement("register_places"), values).rowcount
     after = replace(current, key=key or current.key, seen=current.seen + seen)
     _save(conn, after)
-    return after, rows, Registered(new, back, changed)
+    return after, rows, Registered(new, back, changed, gone)
 
 
-def end_pass(conn: Connection, current: Pass) -> int:
-    """Ends a pass. Returns how many files are gone since the last pass that saw all rows."""
+def encode_entries(entries: Iterable[WalkedEntry]) -> Iterator[bytes]:
+    """Yields what a walk has found as `register` takes it."""
+    block = bytearray(_COPY_BEGINS)
+    for path, size, mtime_ns, parent in entries:
+        block += struct.pack(">hi", 6, len(path)) + path
+        if parent is None:
+            block += struct.pack(">iq", 8, size) + 3 * _NULL + struct.pack(">iq", 8, mtime_ns)
+        else:
+            block += struct.pack(">iq", 8, parent) + 2 * _NULL + struct.pack(">iq", 8, -1) + _NULL
+        if len(block) > _BLOCK:
+            yield bytes(block)
+            block.clear()
+    yield bytes(block + _COPY_ENDS)
+
+
+def _compare_listed(conn: Connection, origin: str, listed: list[ListedDirectory]) -> int:
+    """Notes what listed directories no longer have. Returns how many files are gone."""
+    suspects = _ranges(origin, [one for one in listed if one.missed])
+    missed = {nth for (nth,) in conn.rows("with_files", suspects)} if suspects["nths"] else set()
+    listed[:] = [one for one in listed if one.nth not in missed]
+    values = _ranges(origin, listed)
+    configure(conn, "enable_hashjoin", "on", local=True)
+    conn.rows("find_gaps", {name: values[name] for name in ("nths", "los", "his")})
+    # Each range is looked up in the index of places, whatever is estimated, as is what was found.
+    conn.rows("index_matched")
+    conn.rows("index_staged")
+    for way in ("enable_hashjoin", "enable_seqscan", "jit"):
+        configure(conn, way, "off", local=True)
+    ((gone,),) = conn.rows("mark_gone_from_gaps", {"origin": origin})
+    conn.rows("forget_directories", {"origin": origin})
+    conn.rows("add_directories", {"origin": origin})
+    known = [one.directory for one in listed]
+    values = {
+        "origin": origin,
+        "paths": [one.path for one in known],
+        "mtimes": [one.mtime_ns for one in known],
+        "ctimes": [one.ctime_ns for one in known],
+        "mounted": [one.mounted for one in known],
+    }
+    conn.rows("save_directories", values)
+    configure(conn, "enable_seqscan", "on", local=True)
+    return int(gone)
+
+
+def _ranges(origin: str, listed: Sequence[ListedDirectory]) -> dict[str, object]:
+    below = [one.directory.below for one in listed]
+    return {
+        "origin": origin,
+        "nths": [one.nth for one in listed],
+        "los": [lo for lo, _ in below],
+        "his": [hi for _, hi in below],
+    }
+
+
+def next_directories(
+    conn: Connection, origin: str, roots: Sequence[bytes], past: bytes | None, limit: int
+) -> list[KnownDirectory]:
+    """Returns the next directories of a walk, in order.
+
+    Args:
+        conn: The connection, in a transaction.
+        origin: The name of the walk.
+        roots: The directories that the walk begins with.
+        past: The last directory before them; None for the first ones.
+        limit: The most directories that are returned.
+    """
+    if past is None:
+        conn.rows("add_roots", {"origin": origin, "paths": list(roots)})
+    values = {"origin": origin, "past": past, "limit": limit}
+    return [KnownDirectory(*row) for row in conn.rows("next_directories", values)]
+
+
+def save_pass(conn: Connection, current: Pass) -> None:
+    """Notes how far a pass got, in a transaction."""
+    _save(conn, current)
+
+
+def problems(conn: Connection, origins: Iterable[str]) -> list[tuple[str, str]]:
+    """Returns the walks whose last pass could not read something, each with what that was."""
+    names = list(origins)
+    return [
+        (origin, said) for origin, said in conn.ask("look", "problems_of_origins", origins=names)
+    ]
+
+
+def end_pass(conn: Connection, current: Pass, roots: Sequence[bytes] | None = None) -> int:
+    """Ends a pass. Returns how many files are gone since the last pass that saw all rows.
+
+    Args:
+        conn: The connection.
+        current: The pass.
+        roots: Of a walk the directories that it began with; what lies in none of them is gone.
+    """
     with translated("end the registering of files"), conn.transaction():
         gone = 0
-        if current.whole:
+        if current.whole and roots is not None:
+            begun = [ListedDirectory(0, KnownDirectory(path)) for path in roots]
+            values = {**_ranges(current.origin, begun), "paths": list(roots)}
+            ((gone,),) = conn.rows("mark_outside", values)
+        elif current.whole:
             values = {"origin": current.origin, "began": current.began_at}
             # What was seen has no statistics, and no index: it has to be read once.
             configure(conn, "enable_nestloop", "off", local=True)

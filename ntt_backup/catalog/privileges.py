@@ -67,6 +67,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
         "update .size",
         "select insert update places origins",
         "select insert delete seen_places",
+        "select insert update delete directories",
         "select insert update marks",
         "temporary database",
     ),

@@ -34,6 +34,7 @@ LATER_TABLES = frozenset(
         "checks",
         "checks.prefixes",
         "contacts",
+        "directories",
         "failures.known_at",
         "hours",
         "origins",

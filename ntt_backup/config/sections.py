@@ -137,12 +137,14 @@ class FilesSettings(Section):
         paths: The directories, below the root of the store.
         exclude: Patterns of paths that are left out, see `snapshot.patterns`.
         every: The seconds between two passes.
+        whole_every: The seconds between the passes that list all directories.
         on_change: As for `CatalogFromSettings`.
     """
 
     paths: Paths
     exclude: Patterns = ()
     every: Seconds = Field(default=3600, ge=1, le=366 * 86400)
+    whole_every: Seconds = Field(default=7 * 86400, ge=0, le=366 * 86400)
     on_change: OnChange = "report"
 
 

@@ -413,6 +413,12 @@ class FilesJob(SideJob):
         from ntt_backup.audit.register import Registration, register_due
 
         told = Registration()
+        failed = False
+
+        def tell_error(error: BackupError) -> None:
+            nonlocal failed
+            failed = True
+            tell_parent(FilesFailed(**error.fields))
 
         def tell(done: Registration) -> None:
             nonlocal told
@@ -430,15 +436,15 @@ class FilesJob(SideJob):
                 told = done
 
         try:
-            wait_s = register_due(self.settings, tell, stays=self._stays)
+            wait_s = register_due(self.settings, tell, stays=self._stays, on_error=tell_error)
         except BackupError as error:
             # No blob waits for the database of an application.
             ours = isinstance(error, CatalogUnavailable)
             if patient and ours and not isinstance(error, FileListUnavailable):
                 return JobOver.of_outage(error)
-            tell_parent(FilesFailed(**error.fields))
+            tell_error(error)
             return JobOver(failed=True)
-        return JobOver(failed=False, again_s=wait_s)
+        return JobOver(failed=failed, again_s=wait_s)
 
     def died(self, ended: ProcessEnded, last: Event | None) -> Event:
         message = "the process that registers files died"

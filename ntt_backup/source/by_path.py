@@ -23,8 +23,8 @@ from ntt_backup.name_hash import NEW_HASHER
 from ntt_backup.source.store import READ_SIZE, SourceTree, Store
 
 # A deeper path would be opened by as many calls within calls.
-_MOST_LEVELS: Final = 128
-_MOST_BYTES: Final = 4096
+MOST_LEVELS: Final = 128
+MOST_BYTES: Final = 4096
 _ALGORITHMS: Final = {16: "md5", 20: "sha1", 32: "sha256", 48: "sha384", 64: "sha512"}
 _PREFIXED: Final = re.compile(r"([a-z0-9]{3,8})[:=-]")
 _BAD_PART: Final = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|\Z)")
@@ -64,7 +64,7 @@ def checked_path(path: bytes, root: bytes) -> str:
         within = path.removeprefix(root.rstrip(b"/") + b"/")
         if within[:1] == b"/":
             raise ValueError("it is not below source.root")
-    if len(path) > _MOST_BYTES or within.count(b"/") >= _MOST_LEVELS:
+    if len(path) > MOST_BYTES or within.count(b"/") >= MOST_LEVELS:
         raise ValueError("it is too long")
     if b"\0" in within or _BAD_PART.search(within):
         raise ValueError("an empty part, . or .., or a NUL is in it")

@@ -239,3 +239,76 @@ def test_a_million_equal_files_are_one_blob(env: Environment, application: Appli
     shown = json.loads(env.call("show", "--json", blobid, expect=0).stdout)
     assert len(shown["paths"]) == 20
     env.call("verify", expect=0)
+
+
+@pytest.fixture
+def walked(env: Environment) -> Path:
+    """The root of files with any names, of which [files.images] walks two directories."""
+    root = env.root / "walked"
+    contents = {
+        b"images/a/one": b"one",
+        b"images/new\nline/\xff\xfe": b"two",
+        b"images/a/b/c/three": b"three",
+        b"wal/000000010000000000000001": b"four",
+        b"elsewhere/five": b"five",
+    }
+    for name, content in contents.items():
+        path = root / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (root / "images" / "link").symlink_to(root / "elsewhere")
+    paths = [str(root / name) for name in ("images", "wal")]
+    env.write_config(
+        source={"root": str(root)},
+        run={"poll_interval": 0.2},
+        **{"files.images": {"paths": paths, "every": 1, "exclude": ["*.tmp"]}},
+    )
+    return root
+
+
+def blobids_of(*contents: bytes) -> set[str]:
+    return {blake3(content).hexdigest() for content in contents}
+
+
+WALKED = (b"one", b"two", b"three", b"four")
+
+
+def test_walked_directories_are_copied_while_they_change(env: Environment, walked: Path) -> None:
+    env.write_config(source={"grace": 1})
+    (walked / "wal" / "partial.tmp").write_bytes(b"partial")
+    with env.running("run", "--watch"):
+        env.await_copied(blobids_of(*WALKED))
+        (walked / "images" / "2026" / "11").mkdir(parents=True)
+        (walked / "images" / "2026" / "11" / "new").write_bytes(b"new")
+        (walked / "wal" / "partial.tmp").rename(walked / "wal" / "whole")
+        (walked / "images" / "a").rename(walked / "images" / "z")
+        env.await_copied(blobids_of(*WALKED, b"new", b"partial"))
+    env.call("scan", expect=0)
+    found = places(env)
+    assert found["images/z/b/c/three"] is None
+    assert env.status()["files"]["gone"] == 2
+    assert blobids_of(b"five").isdisjoint(env.copied())
+    env.call("verify", "--local", expect=0)
+
+
+def test_a_walked_disk_that_is_not_mounted_is_said_and_loses_nothing(
+    env: Environment, walked: Path
+) -> None:
+    env.call("run", expect=0)
+    images = walked / "images"
+    images.rename(walked / "disk")
+    images.mkdir()
+    scan = env.call("scan", "--json", expect=7)
+    assert "images: it is empty, and had files: its disk is not mounted" in scan.stderr
+    result = json.loads(scan.stdout)
+    assert (result["gone"], result["unreadable"]) == (0, 1)
+    (walked / "wal" / "new").write_bytes(b"new")
+    env.call("run", expect=7)
+    event = env.events("files_failed")[-1]
+    assert event["message"] == "not all of files.images can be read"
+    assert blobids_of(b"new") <= set(env.copied())
+    assert env.status()["files"]["gone"] == 0
+    images.rmdir()
+    (walked / "disk").rename(images)
+    env.call("scan", expect=0)
+    env.call("run", expect=0)

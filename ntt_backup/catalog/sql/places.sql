@@ -4,9 +4,10 @@
 -- that its origin no longer gives, keeps its row: its blob was stored, and may be wanted.
 
 -- name: stage
--- Where COPY puts what an origin gives; empty again after each transaction.
+-- Where COPY puts what an origin gives; empty again after each transaction. nth: the order of the rows of a
+-- query; null for a file of a walk. A directory of a walk has -1, and as its size the number of its parent.
 create temporary table if not exists ntt_backup_staged (
-    path bytea, size bigint, checksum text, key text, nth bigint
+    path bytea, size bigint, checksum text, key text, nth bigint, mtime_ns bigint
 ) on commit delete rows;
 
 -- name: copy_staged
@@ -14,23 +15,28 @@ create temporary table if not exists ntt_backup_staged (
 copy ntt_backup_staged from stdin (format binary);
 
 -- name: match_staged
--- Finds the place of each staged path, each path once.
+-- Finds the place of each staged path, each path once. A place of another origin that is in use and still
+-- gives it is left to that.
 create temporary table ntt_backup_matched on commit drop as
 select distinct on (staged.path) staged.path, staged.size, nullif(staged.checksum, '') as checksum,
     p.id, p.blobid is not null as is_read, p.failed,
     p.gone_at is not null as was_gone,
     (staged.size is not null and p.size is distinct from staged.size)
         or (nullif(staged.checksum, '') is not null and p.checksum is distinct from staged.checksum)
+        or coalesce(p.mtime_ns <> staged.mtime_ns, false)
         as differs
 from ntt_backup_staged as staged
 left join ntt_backup.places as p on p.path = staged.path and p.replaced_at is null
-where staged.path is not null
+where staged.path is not null and staged.nth is distinct from -1
+    and (p.id is null or p.gone_at is not null or p.origin <> all(%(others)s::text[]))
 order by staged.path, staged.nth desc;
 
 -- name: come_back
--- Notes that places that were gone are there again.
-update ntt_backup.places as p set gone_at = null
-from ntt_backup_matched as m where p.id = m.id and m.was_gone;
+-- Notes that places that were gone are there again, and takes over those of origins that are no longer
+-- used. What was never read is tried again.
+update ntt_backup.places as p
+set gone_at = null, origin = %(origin)s, failed = case when m.is_read then p.failed end, wait_until = null
+from ntt_backup_matched as m where p.id = m.id and (m.was_gone or p.origin <> %(origin)s);
 
 -- name: unchanged_again
 -- Forgets that files were changed that are as they were when they were read.
@@ -48,7 +54,7 @@ from ntt_backup_matched as m where p.id = m.id and m.differs and not m.is_read;
 -- name: report_changed
 -- Notes which files were changed since they were read. Their blobs stay as they are.
 update ntt_backup.places as p
-set failed = 'changed', detail = 'its origin gives another size or checksum since it was read'
+set failed = 'changed', detail = 'its size, time or checksum is another than when it was read'
 from ntt_backup_matched as m
 where p.id = m.id and m.differs and m.is_read and p.failed is distinct from 'changed';
 
@@ -76,7 +82,7 @@ where m.id is not null and not (%(versions)s and m.differs and m.is_read);
 
 -- name: last_staged
 -- How many rows were staged, and the key of the last of them.
-select (select count(*) from ntt_backup_staged),
+select (select count(*) from ntt_backup_staged where nth is distinct from -1),
     (select key from ntt_backup_staged order by nth desc limit 1);
 
 -- name: count_seen
@@ -100,37 +106,145 @@ with gone as (
 )
 select count(*) from gone;
 
+-- name: next_directories
+-- The next directories that a walk knows, in order.
+select path, mtime_ns, ctime_ns, mounted from ntt_backup.directories
+where origin = %(origin)s and (%(past)s::bytea is null or path > %(past)s)
+order by path limit %(limit)s;
+
+-- name: add_roots
+-- Adds the directories that a walk begins with.
+insert into ntt_backup.directories (origin, path)
+select %(origin)s, path from unnest(%(paths)s::bytea[]) as roots (path) on conflict do nothing;
+
+-- name: with_files
+-- Which of the given directories have files, as far as is known.
+select nth from unnest(%(nths)s::bigint[], %(los)s::bytea[], %(his)s::bytea[]) as given (nth, lo, hi)
+where exists (
+    select from ntt_backup.places as p
+    where p.path >= given.lo and p.path < given.hi
+        and p.origin = %(origin)s and p.gone_at is null and p.replaced_at is null
+);
+
+-- name: find_gaps
+-- The ranges of paths below listed directories that are not below their subdirectories: what is there was
+-- given by the listing, or is gone.
+create temporary table ntt_backup_gaps on commit drop as
+with listed as (
+    select * from unnest(%(nths)s::bigint[], %(los)s::bytea[], %(his)s::bytea[]) as given (nth, lo, hi)
+), edges as (
+    select nth, lo as past, lo as until, hi from listed
+    union all
+    select l.nth, s.path || '0'::bytea, s.path || '/'::bytea, l.hi
+    from ntt_backup_staged as s join listed as l on l.nth = s.size
+    where s.nth = -1
+)
+select past as lo, lead(until, 1, hi) over (partition by nth order by past) as hi from edges;
+
+-- name: index_matched
+-- Has a place that was matched looked up, whatever is estimated.
+create index on ntt_backup_matched (id);
+
+-- name: index_staged
+-- Has a directory that was found looked up, whatever is estimated.
+create index if not exists ntt_backup_staged_directories on ntt_backup_staged (path) where nth = -1;
+
+-- name: mark_gone_from_gaps
+-- Notes the places in listed directories that the listing has not given. Returns how many there are. By the
+-- offset each range is looked up in the index, and never each place among the ranges.
+with gone as (
+    update ntt_backup.places as p set gone_at = now()
+    from ntt_backup_gaps as g cross join lateral (
+        select o.id from ntt_backup.places as o
+        where o.path >= g.lo and o.path < g.hi
+            and o.origin = %(origin)s and o.replaced_at is null and o.gone_at is null
+        offset 0
+    ) as had
+    where p.id = had.id and not exists (select from ntt_backup_matched as m where m.id = had.id)
+    returning 1
+)
+select count(*) from gone;
+
+-- name: forget_directories
+-- Forgets the directories in listed directories that the listing has not given.
+delete from ntt_backup.directories as d
+using ntt_backup_gaps as g cross join lateral (
+    select o.path from ntt_backup.directories as o
+    where o.origin = %(origin)s and o.path >= g.lo and o.path < g.hi
+    offset 0
+) as had
+where d.origin = %(origin)s and d.path = had.path
+    and not exists (select from ntt_backup_staged as s where s.nth = -1 and s.path = had.path);
+
+-- name: add_directories
+-- Adds the directories that were found.
+insert into ntt_backup.directories (origin, path)
+select %(origin)s, path from ntt_backup_staged where nth = -1 order by path on conflict do nothing;
+
+-- name: save_directories
+-- Notes the times of the directories that were listed.
+update ntt_backup.directories as d
+set mtime_ns = l.mtime_ns, ctime_ns = l.ctime_ns, mounted = l.mounted
+from unnest(
+    %(paths)s::bytea[], %(mtimes)s::bigint[], %(ctimes)s::bigint[], %(mounted)s::boolean[]
+) as l (path, mtime_ns, ctime_ns, mounted)
+where d.origin = %(origin)s and d.path = l.path;
+
+-- name: mark_outside
+-- Notes the places of a walk that lie in none of its directories. Returns how many there are.
+with roots as (
+    select * from unnest(%(los)s::bytea[], %(his)s::bytea[]) as given (lo, hi)
+), gone as (
+    update ntt_backup.places as p set gone_at = now()
+    where p.origin = %(origin)s and p.replaced_at is null and p.gone_at is null
+        and not exists (select from roots as r where p.path >= r.lo and p.path < r.hi)
+    returning 1
+), forgotten as (
+    delete from ntt_backup.directories as d
+    where d.origin = %(origin)s and d.path <> all(%(paths)s::bytea[])
+        and not exists (select from roots as r where d.path >= r.lo and d.path < r.hi)
+)
+select count(*) from gone;
+
+-- name: problems_of_origins
+-- What the last walks could not read.
+select origin, problem from ntt_backup.origins
+where origin = any(%(origins)s::text[]) and problem is not null order by origin;
+
 -- name: wake_workers
 -- Wakes the daemons that wait for new blobs.
 notify ntt_backup_blobs;
 
 -- name: load_origin
 -- What is known of the passes over an origin.
-select definition, whole, began_at, seen, key, mark, mark_at, last_mark, last_mark_at, whole_at
+select definition, whole, began_at, seen, key, mark, mark_at, last_mark, last_mark_at, whole_at, problem
 from ntt_backup.origins where origin = %(origin)s;
 
 -- name: save_origin
 -- Notes how far the passes over an origin got.
 insert into ntt_backup.origins (
-    origin, definition, whole, began_at, seen, key, mark, mark_at, last_mark, last_mark_at, whole_at, ended_at
+    origin, definition, whole, began_at, seen, key, mark, mark_at, last_mark, last_mark_at, whole_at,
+    problem, ended_at
 )
 values (
     %(origin)s, %(definition)s, %(whole)s, %(began_at)s, %(seen)s, %(key)s, %(mark)s, %(mark_at)s,
-    %(last_mark)s, %(last_mark_at)s, %(whole_at)s, case when %(began_at)s::timestamptz is null then now() end
+    %(last_mark)s, %(last_mark_at)s, %(whole_at)s, %(problem)s,
+    case when %(began_at)s::timestamptz is null then now() end
 )
 on conflict (origin) do update
 set definition = excluded.definition, whole = excluded.whole, began_at = excluded.began_at,
     seen = excluded.seen, key = excluded.key, mark = excluded.mark, mark_at = excluded.mark_at,
     last_mark = excluded.last_mark, last_mark_at = excluded.last_mark_at,
-    whole_at = excluded.whole_at, ended_at = coalesce(excluded.ended_at, origins.ended_at);
+    whole_at = excluded.whole_at, problem = excluded.problem, ended_at = coalesce(excluded.ended_at, origins.ended_at);
 
 -- name: server_time
 -- The clock of the server.
 select clock_timestamp();
 
 -- name: unread_places
--- The next files to be read for the first time.
-select id, path, size, checksum from ntt_backup.places
+-- The next files to be read for the first time. What a walk has seen of a file promises nothing: it may still
+-- have been written.
+select id, path, case when origin = '' then size end, checksum from ntt_backup.places
 where {unread} and id > %(past)s and (wait_until is null or wait_until < now())
 order by id limit %(limit)s;
 
@@ -307,7 +421,7 @@ null::pg_catalog.text
 -- name: copy_from_query
 -- Sends what the query of another database gives, in the form of the staged rows.
 copy (
-    select {path}, {size}, {checksum}, {key}, row_number() over ({order})
+    select {path}, {size}, {checksum}, {key}, row_number() over ({order}), null::pg_catalog.int8
     from ({query}) as given
     {past} {order} {limit}
 ) to stdout (format binary);

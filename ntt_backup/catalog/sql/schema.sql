@@ -256,7 +256,8 @@ create index if not exists places_gone on ntt_backup.places (gone_at) where gone
 
 -- How far the passes over each origin of places got. definition: of what. whole: whether the pass that
 -- began_at (null: none is under way) sees all rows, and how many it has seen that were known. key: of its last row. mark, last_mark: the keys at the
--- ends of earlier passes, from the older of which a pass begins that does not see all rows.
+-- ends of earlier passes, from the older of which a pass begins that does not see all rows. problem: what
+-- a walk could not read.
 create table if not exists ntt_backup.origins (
     origin text primary key,
     definition text not null,
@@ -269,7 +270,20 @@ create table if not exists ntt_backup.origins (
     last_mark text,
     last_mark_at timestamptz,
     whole_at timestamptz,
-    ended_at timestamptz
+    ended_at timestamptz,
+    problem text
+);
+
+-- The directories of each walk [files.NAME]. path: below source.root. mtime_ns, ctime_ns: its times when it
+-- was listed last; null where it is to be listed again in any case. mounted: whether another file system
+-- began there.
+create table if not exists ntt_backup.directories (
+    origin text not null,
+    path bytea not null,
+    mtime_ns bigint,
+    ctime_ns bigint,
+    mounted boolean not null default false,
+    primary key (origin, path)
 );
 
 -- The places that the pass under way has seen.

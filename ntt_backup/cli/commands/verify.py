@@ -393,10 +393,13 @@ def _register_files(settings: StoreConfig, *, whole: bool) -> None:
         open_catalog(settings, "files by path", application="scan") as conn,
         results.progress_line() as line,
     ):
+        more = "more that cannot be read is not shown"
+        shown = results.first_only(line, "error ", more=more)
         result = register_files(
             conn,
             settings,
             whole=whole,
+            problem=lambda path, why: shown(f"{path}: {why}"),
             on_progress=lambda done: line.show(
                 lambda: f"{done.rows:,} rows, {done.registered:,} files registered"
             ),
@@ -411,7 +414,12 @@ def _register_files(settings: StoreConfig, *, whole: bool) -> None:
         said.append(f"changed since it was read: {many(result.changed, 'file')}")
     if result.gone:
         said.append(f"no longer listed: {many(result.gone, 'file')}; what was copied stays")
-    results.report_on(result, said, 0, target=settings.target)
+    if result.strays:
+        said.append(f"left aside {many(result.strays, 'stray')}: neither a file nor a directory")
+    if result.unreadable:
+        where = many(result.unreadable, "directory", "directories")
+        said.append(f"NOT known: what is in {where}; let this user read it, or mount its disk")
+    results.report_on(result, said, SOME_FAILED if result.unreadable else 0, target=settings.target)
 
 
 # --- protect --------------------------------------------------------------------------------------

@@ -1,0 +1,277 @@
+"""Directories whose files are written once are walked, where no database lists the files.
+
+A directory is listed only if its times are others than when it was listed last: they change when a
+file is made, renamed or removed in it. An unchanged directory costs one call. A file that was
+changed in place does not show there, so now and then a pass lists all directories.
+
+The times are trusted only once they are older than a minute. Those of many file systems are
+coarse, and a second change within the same tick would not show; a network file system also shows
+changes late, and has a clock of its own.
+
+A pass goes along the known directories in the order of their paths, in steps, each of them one
+transaction. A new directory comes after the one it lies in, so that it is met in the same pass.
+Memory holds some thousand directories, and never the files of one. Symlinks are not followed; other
+file systems are entered.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Final
+
+from ntt_backup.blobdir.descriptors import closing, opened_anew
+from ntt_backup.blobdir.layout import kind_of
+from ntt_backup.catalog import places
+from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.places import (
+    KnownDirectory,
+    ListedDirectory,
+    Registered,
+    WalkedEntry,
+    shown_path,
+)
+from ntt_backup.config.sections import FilesSettings
+from ntt_backup.snapshot.patterns import matcher
+from ntt_backup.source.by_path import MOST_BYTES, MOST_LEVELS
+from ntt_backup.source.store import SourceTree
+
+# A step ends behind so many directories, and behind the directory in which it has so many files.
+STEP_DIRECTORIES: Final = 5000
+STEP_FILES: Final = 100_000
+# The youngest times of a directory that are trusted.
+TRUSTED_NS: Final = 60 * 10**9
+# No file of the store, and there on each empty disk.
+_OF_THE_DISK: Final = "lost+found"
+
+Problem = Callable[[str, str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A table `[files.NAME]`.
+
+    Attributes:
+        name: Its name.
+        root: The root of the store.
+        settings: Its settings.
+    """
+
+    name: str
+    root: Path
+    settings: FilesSettings
+
+    @property
+    def roots(self) -> list[bytes]:
+        """The directories, below the root of the store, none of them below another one."""
+        wanted = self.settings.paths
+        outer = {one for one in wanted if not any(other in one.parents for other in wanted)}
+        below = (os.fsencode(one.relative_to(self.root)) for one in outer)
+        return sorted(b"" if one == b"." else one for one in below)
+
+    @property
+    def definition(self) -> str:
+        """The name of what is walked: where it is another, all directories are listed anew."""
+        what = [one.hex() for one in self.roots], self.settings.exclude
+        return sha256(json.dumps(what).encode()).hexdigest()
+
+
+def pass_over_directories(
+    conn: Connection,
+    walk: Walk,
+    others: Sequence[str],
+    *,
+    whole: bool,
+    on_step: Callable[[int, Registered, int, int], object],
+    problem: Problem,
+) -> int:
+    """Registers what is in directories.
+
+    Args:
+        conn: The connection.
+        walk: What is walked.
+        others: The other origins that are in use, whose files are theirs.
+        whole: Whether all directories are listed, even if it is not time for that.
+        on_step: Receives for each step the number of files in listed directories, what came of
+            them, and the numbers of strays and of directories that cannot be read.
+        problem: Receives the path of each directory that cannot be read, and why.
+
+    Returns:
+        How many files lie in none of the directories any more.
+
+    Raises:
+        CatalogError: The catalog refuses, or is away.
+        SourceError: The root of the store cannot be read.
+    """
+    wanted = walk.settings
+    current = places.begin_pass(
+        conn,
+        walk.name,
+        walk.definition,
+        keyed=True,
+        whole_every=wanted.whole_every,
+        whole=whole,
+    )
+    more = True
+    while more:
+        with SourceTree(walk.root) as tree, translated("register files"), conn.transaction():
+            step = _Step(tree, walk, whole=current.whole)
+            past = bytes.fromhex(current.key[1:]) if current.key else None
+            known = places.next_directories(conn, walk.name, walk.roots, past, STEP_DIRECTORIES)
+            blocks = places.encode_entries(step.entries(known))
+            listed = step.listed
+            versions = wanted.on_change == "version"
+            after, rows, found = places.register(
+                conn, current, blocks, versions=versions, others=others, listed=listed
+            )
+            more = step.past is not None
+            step.note_missing_disks()
+            # The first directory may be the root of the store itself, whose path is empty.
+            key = "/" + step.past.hex() if step.past is not None else current.key
+            after = replace(after, key=key, problem=step.last_problem or current.problem)
+            places.save_pass(conn, after)
+        current = after
+        for path, why in step.problems:
+            problem(path, why)
+        if found.new or found.back:
+            places.wake_workers(conn)
+        on_step(rows, found, step.strays, len(step.problems))
+    return places.end_pass(conn, replace(current, key=""), walk.roots)
+
+
+class _Step:
+    """Goes along some directories in the order of their paths, and lists those that have changed.
+
+    Attributes:
+        listed: The directories that were listed as a whole.
+        past: The last directory that was looked at; None if there was none left.
+        strays: The number of entries that are neither a file nor a directory.
+        problems: The paths that could not be read, and why.
+    """
+
+    def __init__(self, tree: SourceTree, walk: Walk, *, whole: bool) -> None:
+        self._tree = tree
+        self._roots = set(walk.roots)
+        self._whole = whole
+        self._excluded = matcher(walk.settings.exclude)
+        self._prefix = str(walk.root).strip("/")
+        self._files = 0
+        self._found: list[KnownDirectory] = []
+        self._missed: dict[int, KnownDirectory] = {}
+        self.listed: list[ListedDirectory] = []
+        self.past: bytes | None = None
+        self.strays = 0
+        self.problems: list[tuple[str, str]] = []
+
+    @property
+    def last_problem(self) -> str | None:
+        """The last problem, in words."""
+        return ": ".join(self.problems[-1]) if self.problems else None
+
+    def entries(self, known: Sequence[KnownDirectory]) -> Iterator[WalkedEntry]:
+        """Yields what is in the next directories that have changed, and looks at those in them.
+
+        Args:
+            known: The next directories that are known, in order.
+        """
+        waiting = [(one.path, 0, one) for one in known]
+        # What comes behind those may be known as well.
+        end = known[-1].path if len(known) >= STEP_DIRECTORIES else None
+        nth = 0
+        # What the directories that were listed in this step have. Another one that is known is gone
+        # or left out by now, with all below it.
+        found_in: dict[bytes, set[bytes]] = {}
+        while waiting and nth < 2 * STEP_DIRECTORIES and self._files < STEP_FILES:
+            path, _, one = heappop(waiting)
+            if path == self.past:
+                continue  # It was known, and was found again.
+            self.past = path
+            nth += 1
+            if path not in found_in.get(path.rpartition(b"/")[0], {path}):
+                found_in[path] = set()
+                continue
+            self._found = []
+            yield from self._look_at(nth, one)
+            if self.listed and self.listed[-1].nth == nth:
+                found_in[path] = {found.path for found in self._found}
+            if len(waiting) + len(self._found) > 4 * STEP_DIRECTORIES:
+                break
+            for found in self._found:
+                if end is None or found.path <= end:
+                    heappush(waiting, (found.path, 1, found))
+
+    def note_missing_disks(self) -> None:
+        """Takes those for a problem that had files, and are empty, once it is known which are."""
+        listed = {one.nth for one in self.listed}
+        for nth, one in self._missed.items():
+            if nth not in listed:
+                self._add_problem(one.path, "it is empty, and had files: its disk is not mounted")
+
+    def _look_at(self, nth: int, one: KnownDirectory) -> Iterator[WalkedEntry]:
+        below = os.fsdecode(one.path)
+        try:
+            status = self._tree.lstat(below) if below else os.fstat(self._tree.fd)
+            if not stat.S_ISDIR(status.st_mode):
+                if one.path in self._roots:
+                    self._add_problem(one.path, f"it is {kind_of(status.st_mode)}")
+                return
+            times = status.st_mtime_ns, status.st_ctime_ns
+            if self._whole or times != (one.mtime_ns, one.ctime_ns):
+                yield from self._list(nth, one, below)
+        except OSError as error:
+            # What is gone its parent has noted, or notes in the next pass.
+            gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+            if not gone or one.path in self._roots:
+                self._add_problem(one.path, self._tree.unreadable(below, error).detail)
+
+    def _list(self, nth: int, one: KnownDirectory, below: str) -> Iterator[WalkedEntry]:
+        prefix = f"{below}/" if below else ""
+        empty = True
+        with closing(opened_anew(self._tree.directory(below))) as fd, os.scandir(fd) as listing:
+            before = os.fstat(fd)
+            above = os.stat("..", dir_fd=fd)
+            for entry in listing:
+                empty = empty and entry.name == _OF_THE_DISK
+                path = prefix + entry.name
+                if self._excluded is not None and self._excluded(f"{self._prefix}/{path}"):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self._directory(nth, os.fsencode(path))
+                    continue
+                if not entry.is_file(follow_symlinks=False):
+                    self.strays += 1
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                self._files += 1
+                yield WalkedEntry(os.fsencode(path), status.st_size, status.st_mtime_ns)
+        mounted = before.st_dev != above.st_dev
+        missed = empty and (one.path in self._roots or (one.mounted and not mounted))
+        age = time.time_ns() - max(before.st_mtime_ns, before.st_ctime_ns)
+        now = KnownDirectory(one.path, before.st_mtime_ns, before.st_ctime_ns, mounted)
+        if abs(age) <= TRUSTED_NS:
+            now = now._replace(mtime_ns=None)
+        if missed:
+            self._missed[nth] = one
+        self.listed.append(ListedDirectory(nth, now, missed))
+
+    def _directory(self, parent: int, path: bytes) -> Iterator[WalkedEntry]:
+        if len(path) >= MOST_BYTES or path.count(b"/") >= MOST_LEVELS - 1:
+            self._add_problem(path, "its path is too long")
+            return
+        if len(self._found) <= 4 * STEP_DIRECTORIES:
+            self._found.append(KnownDirectory(path))
+        yield WalkedEntry(path, parent=parent)
+
+    def _add_problem(self, path: bytes, why: str) -> None:
+        self.problems.append((shown_path(path) or ".", why))

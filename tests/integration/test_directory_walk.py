@@ -1,0 +1,334 @@
+"""A walk of directories registers files, lists what has changed, and notes what is gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.audit import directory_walk
+from ntt_backup.audit.register import Registration, register_files
+from ntt_backup.catalog import places
+from ntt_backup.catalog.connection import Connection
+from ntt_backup.config import StoreConfig
+from ntt_backup.model import Blob
+from tests.helpers.application import Application
+
+LISTED = "gone_at is null and replaced_at is null"
+
+
+@pytest.fixture(autouse=True)
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the times of directories trusted at once."""
+    monkeypatch.setattr(directory_walk, "TRUSTED_NS", -1)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("a/1", "a/2", "a/b/3", "a/b/c/4", "a-b/5", "d/6", "7"):
+        make(tmp_path / "files" / name)
+    return tmp_path / "files"
+
+
+def make(path: Path, content: bytes = b"x") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def settings(root: Path, *paths: str, **others: object) -> StoreConfig:
+    walked = {"paths": [str(root / path) for path in paths or (".",)], **others}
+    return StoreConfig.model_validate({"source": {"root": str(root)}, "files": {"images": walked}})
+
+
+def places_where(catalog: Connection, where: str = LISTED) -> set[bytes]:
+    rows = catalog.execute(f"select path from ntt_backup.places where {where}")
+    return {path for (path,) in rows.fetchall()}
+
+
+def on_disk(root: Path) -> set[bytes]:
+    return {os.fsencode(one.relative_to(root)) for one in root.rglob("*") if one.is_file()}
+
+
+def read_all(catalog: Connection, root: Path) -> None:
+    unread = places.UnreadFiles(catalog)
+    found = []
+    for one in unread.next(1000):
+        status = (root / os.fsdecode(one.path)).stat()
+        blob = Blob(f"{one.id:064x}", status.st_size)
+        found.append(places.ReadFile(one.id, blob, status.st_mtime_ns, 0o644))
+    unread.record(found, [])
+
+
+def problems(catalog: Connection, wanted: StoreConfig) -> tuple[Registration, dict[str, str]]:
+    said: dict[str, str] = {}
+    done = register_files(catalog, wanted, problem=said.__setitem__)
+    noted = places.problems(catalog, ["images"])
+    assert bool(noted) == bool(said) == bool(done.unreadable)
+    return done, said
+
+
+def test_only_what_has_changed_is_listed_again(catalog: Connection, root: Path) -> None:
+    wanted = settings(root)
+    assert register_files(catalog, wanted).registered == 7
+    assert places_where(catalog) == on_disk(root)
+    assert register_files(catalog, wanted).rows == 0
+    make(root / "a" / "b" / "new")
+    make(root / "a" / "b" / "deep" / "er" / "new")
+    found = register_files(catalog, wanted)
+    assert (found.rows, found.registered, found.gone) == (3, 2, 0)  # 3, and both that are new.
+    assert places_where(catalog) == on_disk(root)
+    whole = register_files(catalog, wanted, whole=True)
+    assert (whole.rows, whole.registered, whole.changed, whole.gone) == (9, 0, 0, 0)
+    assert register_files(catalog, settings(root, whole_every=0)).rows == 9
+
+
+def test_young_times_are_not_trusted(
+    catalog: Connection, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_walk, "TRUSTED_NS", 60 * 10**9)
+    for _ in range(2):
+        assert register_files(catalog, settings(root)).rows == 7
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_is_removed_is_gone_and_comes_back(
+    catalog: Connection, root: Path, tmp_path: Path, whole: bool
+) -> None:
+    wanted = settings(root)
+    register_files(catalog, wanted)
+    (root / "a" / "1").unlink()
+    (root / "a" / "b").rename(tmp_path / "aside")
+    (root / "d").rename(root / "e")
+    found = register_files(catalog, wanted, whole=whole)
+    assert (found.gone, found.registered) == (4, 1)
+    assert places_where(catalog, "gone_at is not null") == {b"a/1", b"a/b/3", b"a/b/c/4", b"d/6"}
+    assert places_where(catalog) == on_disk(root)
+    (tmp_path / "aside").rename(root / "a" / "b")
+    assert register_files(catalog, wanted, whole=whole).back == 2
+    assert places_where(catalog) == on_disk(root)
+    # A directory whose files are replaced as a whole, in place of a file, and the other way round.
+    shutil.rmtree(root / "a" / "b")
+    make(root / "a" / "b")
+    (root / "7").unlink()
+    make(root / "7" / "8")
+    register_files(catalog, wanted, whole=whole)
+    assert places_where(catalog) == on_disk(root)
+
+
+@pytest.mark.parametrize("on_change", ["report", "version"])
+def test_a_file_with_another_size_or_time_was_changed(
+    catalog: Connection, root: Path, on_change: str
+) -> None:
+    wanted = settings(root, on_change=on_change)
+    register_files(catalog, wanted)
+    read_all(catalog, root)
+    os.utime(root / "d" / "6", ns=(0, 10**18))
+    make(root / "a" / "b" / "3", b"longer")
+    make(root / "d" / "beside")
+    found = register_files(catalog, wanted)
+    assert (found.changed, found.gone) == (1, 0)  # The other one was changed in place.
+    found = register_files(catalog, wanted, whole=True)
+    assert (found.changed, found.gone) == (1, 0)
+    if on_change == "report":
+        assert places_where(catalog, "failed = 'changed'") == {b"d/6", b"a/b/3"}
+    else:
+        assert places_where(catalog, "replaced_at is not null") == {b"d/6", b"a/b/3"}
+        assert places_where(catalog) == on_disk(root)
+    assert register_files(catalog, wanted, whole=True).changed == 0
+
+
+def test_any_bytes_may_be_a_name(catalog: Connection, root: Path) -> None:
+    names = [
+        b"new\nline",
+        b"\xff\xfe",
+        b"\xff" * 255,
+        b"a b\t",
+        b"\\",
+        b"'",
+        b"0",
+        b"/".join([b"\xff"] * 9),
+    ]
+    for name in names:
+        make(root / os.fsdecode(name) / "file")
+    register_files(catalog, settings(root))
+    assert places_where(catalog) == on_disk(root)
+    shutil.rmtree(os.fsdecode(os.fsencode(root) + b"/" + b"\xff"))
+    register_files(catalog, settings(root))
+    assert places_where(catalog) == on_disk(root)
+
+
+def test_what_is_no_file_is_left_aside(catalog: Connection, root: Path, tmp_path: Path) -> None:
+    make(tmp_path / "outside" / "secret")
+    (root / "a" / "up").symlink_to(tmp_path / "outside")
+    (root / "a" / "link").symlink_to(root / "7")
+    os.mkfifo(root / "a" / "fifo")
+    done = register_files(catalog, settings(root))
+    assert (done.registered, done.strays) == (7, 3)
+    (root / "d" / "6").unlink()
+    (root / "d").rmdir()
+    (root / "d").symlink_to(tmp_path / "outside")
+    done = register_files(catalog, settings(root))
+    assert (done.gone, places_where(catalog, "convert_from(path, 'UTF8') like '%secret'")) == (
+        1,
+        set(),
+    )
+
+
+def test_patterns_leave_out_files_and_directories(catalog: Connection, root: Path) -> None:
+    register_files(catalog, settings(root))
+    done = register_files(catalog, settings(root, exclude=["b", f"{root}/a-b/*", "7"]))
+    assert done.gone == 4
+    assert places_where(catalog) == {b"a/1", b"a/2", b"d/6"}
+
+
+def test_files_outside_of_the_paths_of_today_are_gone(catalog: Connection, root: Path) -> None:
+    register_files(catalog, settings(root, "a", "a/b", "d"))
+    assert places_where(catalog) == {b"a/1", b"a/2", b"a/b/3", b"a/b/c/4", b"d/6"}
+    assert register_files(catalog, settings(root, "a-b", "d")).gone == 4
+    assert places_where(catalog) == {b"a-b/5", b"d/6"}
+    assert register_files(catalog, settings(root, "a-b", "d")).rows == 0
+
+
+@pytest.mark.parametrize("away", ["missing", "empty", "lost+found"])
+def test_a_disk_that_is_not_mounted_loses_nothing(
+    catalog: Connection, root: Path, tmp_path: Path, away: str
+) -> None:
+    wanted = settings(root, "a", "d")
+    register_files(catalog, wanted)
+    (root / "a").rename(tmp_path / "disk")
+    if away != "missing":
+        (root / "a").mkdir()
+    if away == "lost+found":
+        (root / "a" / "lost+found").mkdir()
+    make(root / "d" / "new")
+    for _ in range(2):
+        done, said = problems(catalog, wanted)
+        assert (done.gone, set(said)) == (0, {"a"})
+    assert b"d/new" in places_where(catalog)
+    assert b"a/b/c/4" in places_where(catalog)
+    shutil.rmtree(root / "a", ignore_errors=True)
+    (tmp_path / "disk").rename(root / "a")
+    done, said = problems(catalog, wanted)
+    assert (done.gone, done.registered, said) == (0, 0, {})
+
+
+def test_a_disk_below_that_is_not_mounted_loses_nothing(
+    catalog: Connection, root: Path, tmp_path: Path
+) -> None:
+    wanted = settings(root)
+    register_files(catalog, wanted)
+    # As if a file system had been mounted there.
+    catalog.execute("update ntt_backup.directories set mounted = true where path = 'a/b'")
+    (root / "a" / "b").rename(tmp_path / "disk")
+    (root / "a" / "b").mkdir()
+    done, said = problems(catalog, wanted)
+    assert (set(said), b"a/b/3" in places_where(catalog)) == ({"a/b"}, True)
+    make(root / "a" / "b" / "new")
+    done, said = problems(catalog, wanted)
+    assert (done.registered, said) == (1, {})
+
+
+def test_files_of_a_directory_that_cannot_be_read_are_not_gone(
+    catalog: Connection, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = settings(root)
+    register_files(catalog, wanted)
+    scandir = os.scandir
+    refused = os.stat(root / "a" / "b").st_ino
+
+    def refuse(fd: int) -> object:
+        if isinstance(fd, int) and os.fstat(fd).st_ino == refused:
+            raise PermissionError(13, "Permission denied")
+        return scandir(fd)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    make(root / "a" / "b" / "new")
+    make(root / "a" / "b" / "c" / "new")
+    for _ in range(2):
+        done, said = problems(catalog, wanted)
+        assert (done.gone, said) == (0, {"a/b": "Permission denied"})
+    assert places_where(catalog) == on_disk(root) - {b"a/b/new"}
+    monkeypatch.setattr(os, "scandir", scandir)
+    done, said = problems(catalog, wanted)
+    assert (done.registered, said) == (1, {})
+
+
+def test_a_pass_goes_on_where_it_was_interrupted(
+    catalog: Connection, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_walk, "STEP_FILES", 3)
+    monkeypatch.setattr(directory_walk, "STEP_DIRECTORIES", 4)
+    for nth in range(40):
+        make(root / "many" / str(nth % 7) / str(nth))
+    wanted = settings(root)
+    steps = 0
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(_: Registration) -> None:
+        raise Interrupted
+
+    while steps < 100:
+        steps += 1
+        try:
+            register_files(catalog, wanted, on_progress=interrupt if steps % 3 else lambda _: None)
+            break
+        except Interrupted:
+            continue
+    assert places_where(catalog) == on_disk(root)
+    shutil.rmtree(root / "many" / "3")
+    with pytest.raises(Interrupted):
+        register_files(catalog, wanted, whole=True, on_progress=interrupt)
+    rest = register_files(catalog, wanted)
+    assert 7 < rest.rows < 47
+    assert places_where(catalog) == on_disk(root)
+
+
+def test_many_directories_go_in_steps(
+    catalog: Connection, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_walk, "STEP_DIRECTORIES", 3)
+    for nth in range(300):
+        make(root / "wide" / f"{nth % 100}" / f"{nth % 7}" / str(nth))
+    deep = root / "/".join(map(str, range(100)))
+    make(deep / "file")
+    make(root / "/".join(map(str, range(200))) / "too-deep")
+    found, said = problems(catalog, settings(root))
+    assert list(said.values()) == ["its path is too long"]
+    expected = {one for one in on_disk(root) if not one.endswith(b"too-deep")}
+    assert (found.registered, places_where(catalog)) == (len(expected), expected)
+    shutil.rmtree(root / "wide" / "50")
+    found, said = problems(catalog, settings(root))
+    assert found.gone == 3
+
+
+def test_a_file_belongs_to_the_origin_that_gave_it_first(
+    catalog: Connection, root: Path, application: Application
+) -> None:
+    application.add("a/1")
+    both = {
+        "catalog": {"from": {"url": application.url, "query": "select path from files"}},
+        "source": {"root": str(root)},
+        "files": {
+            "one": {"paths": [str(root / "a")]},
+            "two": {"paths": [str(root)]},
+        },
+    }
+    wanted = StoreConfig.model_validate(both)
+    for _ in range(2):
+        register_files(catalog, wanted, whole=True)
+        owners = catalog.execute("select path, origin from ntt_backup.places").fetchall()
+        assert dict(owners) == {
+            b"a/1": "", b"a/2": "one", b"a/b/3": "one", b"a/b/c/4": "one",
+            b"a-b/5": "two", b"d/6": "two", b"7": "two",
+        }  # fmt: skip
+    # What the first one no longer gives, another one may have; also if the first one is not used.
+    application.owner.execute("delete from files")
+    del both["files"]["one"]  # type: ignore[attr-defined]
+    register_files(catalog, StoreConfig.model_validate(both), whole=True)
+    owners = catalog.execute("select distinct origin from ntt_backup.places").fetchall()
+    assert owners == [("two",)]
+    assert places_where(catalog) == on_disk(root)
