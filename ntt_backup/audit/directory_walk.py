@@ -30,9 +30,9 @@ from typing import Final
 
 from ntt_backup.blobdir.descriptors import closing, opened_anew
 from ntt_backup.blobdir.layout import kind_of
-from ntt_backup.catalog import places
+from ntt_backup.catalog import files_by_path
 from ntt_backup.catalog.connection import Connection, translated
-from ntt_backup.catalog.places import (
+from ntt_backup.catalog.files_by_path import (
     KnownDirectory,
     ListedDirectory,
     Registered,
@@ -112,7 +112,7 @@ def pass_over_directories(
         SourceError: The root of the store cannot be read.
     """
     wanted = walk.settings
-    current = places.begin_pass(
+    current = files_by_path.begin_pass(
         conn,
         walk.name,
         walk.definition,
@@ -125,11 +125,13 @@ def pass_over_directories(
         with SourceTree(walk.root) as tree, translated("register files"), conn.transaction():
             step = _Step(tree, walk, whole=current.whole)
             past = bytes.fromhex(current.key[1:]) if current.key else None
-            known = places.next_directories(conn, walk.name, walk.roots, past, STEP_DIRECTORIES)
-            blocks = places.encode_entries(step.entries(known))
+            known = files_by_path.next_directories(
+                conn, walk.name, walk.roots, past, STEP_DIRECTORIES
+            )
+            blocks = files_by_path.encode_entries(step.entries(known))
             listed = step.listed
             versions = wanted.on_change == "version"
-            after, rows, found = places.register(
+            after, rows, found = files_by_path.register(
                 conn, current, blocks, versions=versions, others=others, listed=listed
             )
             more = step.past is not None
@@ -137,14 +139,14 @@ def pass_over_directories(
             # The first directory may be the root of the store itself, whose path is empty.
             key = "/" + step.past.hex() if step.past is not None else current.key
             after = replace(after, key=key, problem=step.last_problem or current.problem)
-            places.save_pass(conn, after)
+            files_by_path.save_pass(conn, after)
         current = after
         for path, why in step.problems:
             problem(path, why)
         if found.new or found.back:
-            places.wake_workers(conn)
+            files_by_path.wake_workers(conn)
         on_step(rows, found, step.strays, len(step.problems))
-    return places.end_pass(conn, replace(current, key=""), walk.roots)
+    return files_by_path.end_pass(conn, replace(current, key=""), walk.roots)
 
 
 class _Step:

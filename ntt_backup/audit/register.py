@@ -16,10 +16,10 @@ from functools import partial
 from typing import Final
 
 from ntt_backup.audit.directory_walk import Problem, Walk, pass_over_directories
-from ntt_backup.catalog import file_query, places
+from ntt_backup.catalog import files_by_path, foreign_query
 from ntt_backup.catalog.connection import Connection, connect, translated
-from ntt_backup.catalog.file_query import FileQuery, OpenQuery
-from ntt_backup.catalog.places import Pass, Registered
+from ntt_backup.catalog.files_by_path import Pass, Registered
+from ntt_backup.catalog.foreign_query import FileQuery, OpenQuery
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, StoreConfig, application_name
 from ntt_backup.config.sections import CatalogFromSettings
@@ -92,7 +92,7 @@ def register_due(
     with ExitStack() as stack:
         conn = stack.enter_context(connect(settings.catalog.url, application_name("files")))
         verify_schema(conn, settings.target, "files by path")
-        if not places.lock_origins(conn):
+        if not files_by_path.lock_origins(conn):
             return min(settings.origins.values())
         listening = None
         if stays and wanted is not None and wanted.channel is not None:
@@ -102,7 +102,7 @@ def register_due(
         done = Registration()
         if not stays:
             register_files(conn, settings, on_progress=on_progress)
-            if found := places.problems(conn, settings.files):
+            if found := files_by_path.problems(conn, settings.files):
                 on_error(_unreadable(found))
             return min(settings.origins.values())
         told: list[tuple[str, str]] = []
@@ -111,7 +111,7 @@ def register_due(
             if due:
                 done = register_files(conn, settings, due, before=done, on_progress=on_progress)
                 continue
-            if (found := places.problems(conn, settings.files)) and found != told:
+            if (found := files_by_path.problems(conn, settings.files)) and found != told:
                 on_error(_unreadable(found))
             told = found
             if listening is None or time.monotonic() >= until:
@@ -122,7 +122,7 @@ def register_due(
 
 def _due(conn: Connection, settings: StoreConfig) -> tuple[list[str], float]:
     """Returns the origins that are due, and the seconds until the next one is."""
-    ages = places.ages_of_passes(conn)
+    ages = files_by_path.ages_of_passes(conn)
     waits = {
         name: every - ages[name] if name in ages else 0.0
         for name, every in settings.origins.items()
@@ -170,7 +170,7 @@ def register_files(
         LockHeld: Another session registers files.
         SourceError: The root of the store cannot be read.
     """
-    if not places.lock_origins(conn):
+    if not files_by_path.lock_origins(conn):
         raise LockHeld(
             "another process registers the files of this catalog",
             hint="wait for it: a daemon does so by itself",
@@ -226,7 +226,7 @@ class _Counts:
 def open_store(settings: CatalogConfig, conn: Connection) -> Store:
     """Returns the store of the settings, which finds the paths of blobs in the catalog."""
     assert settings.source is not None  # Who reads the store has settings with one.
-    paths = Paths(partial(places.places_of, conn)) if settings.by_path else None
+    paths = Paths(partial(files_by_path.places_of, conn)) if settings.by_path else None
     return Store.of(settings.source, paths=paths)
 
 
@@ -244,7 +244,7 @@ def _pass_over_query(
     others: Collection[str],
     whole: bool,
 ) -> None:
-    current = places.begin_pass(
+    current = files_by_path.begin_pass(
         conn,
         QUERY,
         query.query.definition,
@@ -252,14 +252,14 @@ def _pass_over_query(
         whole_every=wanted.whole_every,
         whole=whole,
     )
-    rows = limit = file_query.STEP_ROWS
+    rows = limit = foreign_query.STEP_ROWS
     while rows >= limit:
         versions = wanted.on_change == "version"
         current, rows, found = _step(conn, query, current, versions=versions, others=others)
         counts.add_step(rows, found)
         if not query.keyed:
             break
-    counts.add(gone=places.end_pass(conn, current))
+    counts.add(gone=files_by_path.end_pass(conn, current))
 
 
 def _step(
@@ -272,15 +272,15 @@ def _step(
     """
     with translated("register files"), conn.transaction():
         blocks = query.rows_from(current.key)
-        after, rows, found = places.register(
+        after, rows, found = files_by_path.register(
             conn, current, blocks, versions=versions, others=others
         )
-        if query.keyed and rows >= file_query.STEP_ROWS and after.key == current.key:
+        if query.keyed and rows >= foreign_query.STEP_ROWS and after.key == current.key:
             raise CatalogRefused(
-                f"{file_query.STEP_ROWS:,} rows of the query of catalog.from have the same key",
+                f"{foreign_query.STEP_ROWS:,} rows of the query of catalog.from have the same key",
                 detail=str(after.key),
                 hint="let its column key grow from row to row, as an id does, or leave it out",
             )
     if found.new or found.back:
-        places.wake_workers(conn)
+        files_by_path.wake_workers(conn)
     return after, rows, found

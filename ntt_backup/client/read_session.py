@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from ntt_backup.client.connection import SLOW, ReceiverConnection
+from ntt_backup.client.receiver_connection import SLOW, ReceiverConnection
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.model import Failure, Reason
 from ntt_backup.wire import messages

@@ -24,9 +24,9 @@ from typing import Final
 
 from ntt_backup.catalog import (
     connection,
+    files_by_path,
     history,
     identities,
-    places,
     privileges,
     proofs,
     selection,
@@ -34,7 +34,7 @@ from ntt_backup.catalog import (
 )
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
-from ntt_backup.client.connection import old_receiver
+from ntt_backup.client.receiver_connection import old_receiver
 from ntt_backup.client.remote_errors import explain_gone, other_names
 from ntt_backup.config import Settings, application_name
 from ntt_backup.config.signing_key import SigningKeys
@@ -156,7 +156,7 @@ class Preflight:
 
     def _look_up_paths(self, blobids: Sequence[str]) -> Mapping[str, Sequence[bytes]]:
         assert self._catalog is not None  # The blobs come from there.
-        return places.places_of(self._catalog, blobids)
+        return files_by_path.places_of(self._catalog, blobids)
 
     def close(self) -> None:
         if self._catalog is not None:

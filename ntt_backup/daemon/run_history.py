@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 from uuid import UUID
 
-from ntt_backup.catalog import connection, history, places, stats
+from ntt_backup.catalog import connection, files_by_path, history, stats
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.config import Settings, application_name
 from ntt_backup.daemon.progress import RunProgress, RunState
@@ -92,7 +92,7 @@ class RunHistory:
         """Returns whether there is, or may be, anything to send. Raises CatalogError."""
         conn = self._open()
         claims = Claims(conn, self._settings.target, self._settings.part.prefixes)
-        unread = self._settings.by_path and places.UnreadFiles(conn).any_left()
+        unread = self._settings.by_path and files_by_path.UnreadFiles(conn).any_left()
         return unread or claims.any_pending() is not False
 
     def count_pending(self, progress: RunProgress, now: float) -> None:

@@ -17,7 +17,7 @@ from socket import socketpair
 from threading import Condition, Event, Thread, current_thread
 from typing import Final
 
-from ntt_backup.client.connection import OLD, SLOW, ReceiverConnection
+from ntt_backup.client.receiver_connection import OLD, SLOW, ReceiverConnection
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.errors import BackupError, NameTaken, RemoteDenied
 from ntt_backup.filestore.contract import (

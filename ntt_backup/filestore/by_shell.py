@@ -19,7 +19,7 @@ from importlib import resources
 from typing import Final
 
 from ntt_backup.client.channel import Channel
-from ntt_backup.client.connection import SLOW
+from ntt_backup.client.receiver_connection import SLOW
 from ntt_backup.client.remote_errors import explain_another, explain_root
 from ntt_backup.client.remote_shell import ANSWER, ScriptAnswer, ask, shell_script
 from ntt_backup.client.session_spec import SessionSpec

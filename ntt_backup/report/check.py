@@ -22,7 +22,7 @@ from ntt_backup.audit.object_locks import known_lock, look_at_lock
 from ntt_backup.catalog import connection, history, ledger, selection
 from ntt_backup.catalog.history import CheckRun, noted_dumps
 from ntt_backup.client.bootstrap import Banner
-from ntt_backup.client.connection import ReceiverConnection
+from ntt_backup.client.receiver_connection import ReceiverConnection
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.config import RemoteConfig, Settings, application_name
 from ntt_backup.config.bandwidth_timetable import describe_limit

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ntt_backup.catalog.connection import connect, end_when_idle, show_life
+from ntt_backup.catalog.files_by_path import UnreadFiles, places_of
 from ntt_backup.catalog.identities import known_identity
 from ntt_backup.catalog.ledger import Ledger
-from ntt_backup.catalog.places import UnreadFiles, places_of
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.model import Blob
 

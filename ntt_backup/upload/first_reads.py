@@ -11,7 +11,7 @@ import time
 from typing import Final, Literal
 
 from ntt_backup import events
-from ntt_backup.catalog.places import (
+from ntt_backup.catalog.files_by_path import (
     ReadFile,
     Unread,
     UnreadableFile,

@@ -21,7 +21,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.client.connection import ReceiverConnection
+from ntt_backup.client.receiver_connection import ReceiverConnection
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.throttle import process_pace
 from ntt_backup.client.transport import Local, Transport

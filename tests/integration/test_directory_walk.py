@@ -10,7 +10,7 @@ import pytest
 
 from ntt_backup.audit import directory_walk
 from ntt_backup.audit.register import Registration, register_files
-from ntt_backup.catalog import places
+from ntt_backup.catalog import files_by_path
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.config import StoreConfig
 from ntt_backup.model import Blob
@@ -52,19 +52,19 @@ def on_disk(root: Path) -> set[bytes]:
 
 
 def read_all(catalog: Connection, root: Path) -> None:
-    unread = places.UnreadFiles(catalog)
+    unread = files_by_path.UnreadFiles(catalog)
     found = []
     for one in unread.next(1000):
         status = (root / os.fsdecode(one.path)).stat()
         blob = Blob(f"{one.id:064x}", status.st_size)
-        found.append(places.ReadFile(one.id, blob, status.st_mtime_ns, 0o644))
+        found.append(files_by_path.ReadFile(one.id, blob, status.st_mtime_ns, 0o644))
     unread.record(found, [])
 
 
 def problems(catalog: Connection, wanted: StoreConfig) -> tuple[Registration, dict[str, str]]:
     said: dict[str, str] = {}
     done = register_files(catalog, wanted, problem=said.__setitem__)
-    noted = places.problems(catalog, ["images"])
+    noted = files_by_path.problems(catalog, ["images"])
     assert bool(noted) == bool(said) == bool(done.unreadable)
     return done, said
 

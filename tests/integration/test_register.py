@@ -7,7 +7,7 @@ import pytest
 from psycopg import sql
 
 from ntt_backup.audit.register import Registration, register_files
-from ntt_backup.catalog import file_query, places
+from ntt_backup.catalog import files_by_path, foreign_query
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, ConfigError
 from ntt_backup.model import Blob
@@ -64,7 +64,7 @@ def test_what_is_no_longer_listed_is_gone_and_comes_back(
 def test_a_pass_goes_on_where_it_was_interrupted(
     catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_query, "STEP_ROWS", 7)
+    monkeypatch.setattr(foreign_query, "STEP_ROWS", 7)
     application.add(*map(str, range(30)))
     register_files(catalog, application.settings())
     application.owner.execute("delete from files where path in ('3', '28')")
@@ -87,7 +87,7 @@ def test_a_pass_goes_on_where_it_was_interrupted(
 def test_a_crash_of_the_server_in_between_takes_nothing_for_gone(
     catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_query, "STEP_ROWS", 7)
+    monkeypatch.setattr(foreign_query, "STEP_ROWS", 7)
     application.add(*map(str, range(20)))
     register_files(catalog, application.settings())
     with pytest.raises(ZeroDivisionError):
@@ -107,9 +107,9 @@ def test_a_file_that_was_changed_is_reported_or_gets_a_new_version(
 ) -> None:
     application.add("a", "b", sum="00")
     register_files(catalog, application.settings(on_change=on_change))
-    unread = places.UnreadFiles(catalog)
+    unread = files_by_path.UnreadFiles(catalog)
     read = [
-        places.ReadFile(one.id, file_query_blob(nth), 0, 0o644)
+        files_by_path.ReadFile(one.id, blob_number(nth), 0, 0o644)
         for nth, one in enumerate(unread.next(10))
     ]
     unread.record(read, [])
@@ -130,7 +130,7 @@ def test_a_file_that_was_changed_is_reported_or_gets_a_new_version(
         assert not paths(catalog, "failed is not null")
 
 
-def file_query_blob(nth: int) -> Blob:
+def blob_number(nth: int) -> Blob:
     return Blob(f"{nth:064x}", 1)
 
 
@@ -188,7 +188,7 @@ def test_a_database_that_is_away_is_named(catalog: Connection, application: Appl
 def test_many_rows_with_one_key_are_refused(
     catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_query, "STEP_ROWS", 7)
+    monkeypatch.setattr(foreign_query, "STEP_ROWS", 7)
     application.add(*map(str, range(20)))
     with pytest.raises(CatalogRefused, match="have the same key"):
         register_files(catalog, application.settings("select path, 1 as key from files"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.client import connection
+from ntt_backup.client import receiver_connection
 from ntt_backup.client.bootstrap import Banner
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.transport import Local
@@ -140,7 +140,7 @@ class FarSide:
 def far_side(monkeypatch: pytest.MonkeyPatch) -> FarSide:
     """A far side to which every connection of this test leads."""
     far = FarSide()
-    monkeypatch.setattr(connection, "greet", far.greet)
+    monkeypatch.setattr(receiver_connection, "greet", far.greet)
     monkeypatch.setattr(SessionSpec, "channel", far.connect)
     return far
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from ntt_backup.client.connection import SLOW, ReceiverConnection
+from ntt_backup.client.receiver_connection import SLOW, ReceiverConnection
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.store import DUMPS

@@ -13,7 +13,7 @@ import zstandard
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.client import connection
+from ntt_backup.client import receiver_connection
 from ntt_backup.client.bootstrap import Banner
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.model import Batch, Blob, Reason, Receipt
@@ -467,7 +467,7 @@ def test_a_probe_tells_what_checks_content(
     said: str,
 ) -> None:
     banner = Banner("1", "3.11", hashes, checking, ("zlib",), frozenset(["put"]))
-    monkeypatch.setattr(connection, "greet", lambda *_: banner)
+    monkeypatch.setattr(receiver_connection, "greet", lambda *_: banner)
     assert StreamProbe(spec()).facts().program == f"receiver 1, Python 3.11, {said}"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from ntt_backup.client.channel import Channel
-from ntt_backup.client.connection import SLOW
+from ntt_backup.client.receiver_connection import SLOW
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.model import Batch, Blob, Failure, Receipt

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Final
 
-from ntt_backup.client.connection import ReceiverConnection
+from ntt_backup.client.receiver_connection import ReceiverConnection
 from ntt_backup.client.remote_errors import explain_batch
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.errors import BatchRejected, SourceError

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ntt_backup.client.bootstrap import Banner
-from ntt_backup.client.connection import ReceiverConnection, identity_in
+from ntt_backup.client.receiver_connection import ReceiverConnection, identity_in
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.name_hash import hash_of_names
 from ntt_backup.upload.strategies.probe import Facts, described, trial

@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import UNKNOWN_IDENTITY, Marker, marker_text, read_marker
 from ntt_backup.client.channel import Channel
-from ntt_backup.client.connection import identity_in
+from ntt_backup.client.receiver_connection import identity_in
 from ntt_backup.client.remote_errors import explain_root
 from ntt_backup.client.remote_shell import (
     ANSWER,
