@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup.bench.remote import HELLO, connect
+from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.remote_errors import explain_batch
 from ntt_backup.client.transport import Transport
 from ntt_backup.errors import RemoteUnreachable, SourceError
@@ -66,7 +67,7 @@ def send_tar(
 
 def archive(store: Path, blobs: Sequence[Blob]) -> Iterator[bytes]:
     """Yields a tar archive of blobs, as tar writes it. Raises SourceError."""
-    with name_list(blob.blobid for blob in blobs) as names:
+    with name_list(relative_path(blob.blobid) for blob in blobs) as names:
         tar = start(tar_argv(store), stdin=names.fileno(), env=tar_environment(os.environ))
     try:
         while (data := tar.read()) != b"":

@@ -244,7 +244,7 @@ def test_without_a_check_of_the_source_its_bytes_are_sent_as_they_are(env: Envir
 # --- what the remote has in a blob's place
 
 
-@pytest.mark.parametrize("strategy", ["stream", "tar"])
+@pytest.mark.parametrize("strategy", ["stream", pytest.param("tar", marks=pytest.mark.long)])
 def test_a_blob_that_the_remote_cannot_place_ends_alone(env: Environment, strategy: str) -> None:
     """tar answers for a whole batch, so that one is split until the blob is alone."""
     env.write_config(run={"strategy": strategy, "attempts": 2})

@@ -42,6 +42,7 @@ def assert_untouched(env: Environment) -> None:
 
 
 @pytest.mark.parametrize("streams", [(2,), pytest.param((1, 2), marks=pytest.mark.long)])
+@pytest.mark.long
 def test_link_reports_every_figure_and_leaves_nothing(
     env: Environment, streams: tuple[int, ...]
 ) -> None:

@@ -80,6 +80,7 @@ def test_trouble_that_stays_ends_the_run_and_fails_no_blob(
     env.assert_complete()
 
 
+@pytest.mark.long
 def test_a_store_that_is_away_for_a_while_is_an_outage(bucket_env: BucketEnvironment) -> None:
     env = bucket_env
     fill(env)

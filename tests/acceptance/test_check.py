@@ -219,6 +219,7 @@ def test_all_that_is_wrong_is_shown_and_the_first_gives_the_exit_code(env: Envir
 # --- a remote that hangs
 
 
+@pytest.mark.long
 def test_hanging_remote_storage_is_reported(env: Environment, remote: Sshd, startup: Path) -> None:
     """The login works, the transfer waits for ever: as with a network file system that is away."""
     env.fill(10)

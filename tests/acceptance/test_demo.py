@@ -218,7 +218,7 @@ def test_demo_without_sshd_in_a_directory_of_the_users_own(place: Path, files: P
         ("A catalog and a remote", signal.SIGTERM, ()),
         pytest.param("run --once", signal.SIGINT, (), marks=pytest.mark.long),
         pytest.param("A catalog and a bucket", signal.SIGINT, ("--s3",), marks=pytest.mark.long),
-        ("run --once", signal.SIGTERM, ("--s3",)),
+        pytest.param("run --once", signal.SIGTERM, ("--s3",), marks=pytest.mark.long),
     ],
 )
 def test_stopped_demo_leaves_nothing(

@@ -619,6 +619,7 @@ def test_dump_needs_no_source_settings(dumping: Environment) -> None:
     assert len(dumps(dumping)) == 1
 
 
+@pytest.mark.long
 def test_a_target_without_the_newest_dump_is_told_by_every_command(dumping: Environment) -> None:
     """As one that shows an older state of itself: what is left of it is whole."""
     env = dumping

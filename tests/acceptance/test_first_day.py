@@ -35,6 +35,7 @@ def drill(env: Environment, url: str, *, code: int) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_remote_without_blake3_is_verified_by_what_the_store_has(
     new: Environment, remote: Sshd, database_url: str
 ) -> None:

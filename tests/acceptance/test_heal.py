@@ -307,6 +307,7 @@ def test_links_in_the_store_are_not_followed(env: Environment) -> None:
     assert env.path(at_blob).is_symlink()
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_nothing_half_has_a_name(env: Environment) -> None:
     chance = random.Random(5)
     env.fill_both(120, size=lambda chance: chance.randrange(10, 30_000))

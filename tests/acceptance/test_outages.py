@@ -25,6 +25,7 @@ def stop(env: Environment, run: Any) -> None:
     assert run.wait(PATIENCE) == 143, env.output()
 
 
+@pytest.mark.long
 def test_the_first_worker_that_is_back_ends_the_outage_for_all(
     env: Environment, link: Link
 ) -> None:

@@ -217,6 +217,7 @@ def test_a_part_whose_disk_is_away_fails_no_blob_although_the_store_has_others(
     assert "the blobs of 60-af f3 alone" in done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_watching_host_checks_its_part_and_no_other(env: Environment, hosts: Hosts) -> None:
     blobids = fill(hosts, 90)
     alpha, beta, _ = hosts.values()

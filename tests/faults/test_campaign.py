@@ -25,7 +25,14 @@ ALL = "stream,tar,packs,sealed,packs-ssh,sealed-ssh,packs-disk,sealed-disk"
 STRATEGIES = (ALL if STRATEGY == "all" else STRATEGY).split(",")
 
 
-@pytest.mark.parametrize("environment", STRATEGIES, indirect=True)
+def _told(strategy: str) -> object:
+    """Of those that are not chosen, most are for the long tests."""
+    by_default = "NTT_FAULTS_STRATEGY" not in os.environ
+    long = by_default and strategy not in ("stream", "sealed-ssh")
+    return pytest.param(strategy, marks=pytest.mark.long if long else ())
+
+
+@pytest.mark.parametrize("environment", [_told(one) for one in STRATEGIES], indirect=True)
 def test_no_fault_breaks_an_invariant(environment: FaultEnvironment) -> None:
     tally = Tally()
     campaign(environment, SEED, ROUNDS, tally, partial(print, flush=True))

@@ -21,6 +21,7 @@ from ntt_backup.audit.reconcile import Comparison, Difference, reconcile
 from ntt_backup.audit.remote_names import PackNames
 from ntt_backup.audit.verify import Findings, Question
 from ntt_backup.audit.verify_packs import verify_packs
+from ntt_backup.blobdir.layout import marker_text
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger, iter_packs
 from ntt_backup.cli.commands.verify import lines
@@ -158,7 +159,7 @@ def test_a_file_that_is_compared_by_its_size_is_not_recorded_as_checked(
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     (tmp_path / "packs").mkdir()
-    (tmp_path / "format.json").touch()
+    (tmp_path / "format.json").write_bytes(marker_text("0" * 32))
     Ledger(catalog, TARGET).record(register(catalog, [content]), [], [])
     (before,) = catalog.execute("select remote_last_checked from blobs").fetchall()
     settings = RemoteConfig.model_validate(

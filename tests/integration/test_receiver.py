@@ -89,7 +89,7 @@ def test_ready_says_free_space_clock_and_sync(receiver: RemoteReceiver) -> None:
     ready = receiver.hello()
     space = {"free_bytes", "total_bytes", "free_inodes"}
     assert set(ready) == space | {
-        *("clock_us", "system", "sync", "placed", "packs", "empty", "target")
+        *("clock_us", "system", "sync", "placed", "packs", "empty", "target", "names")
     }
     assert (ready["empty"], ready["target"]) == (1, "")
     assert ready["placed"] == 1

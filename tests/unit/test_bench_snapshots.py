@@ -42,6 +42,7 @@ def test_whatever_does_not_come_back_as_it_was_is_noticed(tmp_path: Path) -> Non
         different(state, found)
 
 
+@pytest.mark.long
 def test_our_way_brings_back_the_first_state_and_fetches_little_more_than_what_changed(
     tmp_path: Path,
 ) -> None:

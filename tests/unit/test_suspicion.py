@@ -80,6 +80,7 @@ class Young(Store):
         return {one.blobid: 0.5 for one in failures}
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_young_blobs_are_looked_at_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -146,7 +146,8 @@ def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> Non
     said = f"{many(count, 'blob')} pending again{left}"
     if files:
         said += f"; {many(files, 'file is', 'files are')} read again"
-    results.tell({"target": settings.target, "requeued": count, "files": files}, [said])
+    fields = {"target": settings.target, "requeued": count}
+    results.tell({**fields, "files": files} if settings.by_path else fields, [said])
 
 
 @options.command(IDENTITY, JSON)
