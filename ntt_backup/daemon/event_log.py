@@ -26,6 +26,7 @@ import re
 import socket
 import stat
 import sys
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -64,6 +65,8 @@ _NEW_LOG: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOE
 _OLD_LOG: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # The file is not there, and this user may not make it.
 _NOT_OURS_TO_MAKE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+# So long after its name was made a new file may still be somebody else's.
+_HANDED_OVER_SECONDS: Final = 5.0
 
 
 class EventLog(Listener):
@@ -83,6 +86,8 @@ class EventLog(Listener):
         self._complained = False
         self._torn = False
         self._fd = -1
+        # When the file of the name was first refused, in monotonic seconds.
+        self._refused: float | None = None
         self.reopen(settings)
 
     @cached_property
@@ -176,15 +181,21 @@ class EventLog(Listener):
     def _follow_the_name(self) -> None:
         """Opens the file that has the name now; raises OSError.
 
-        While there is none, and this user may not make it, a file that was renamed is kept.
+        While there is none, and this user may not make it, a file that was renamed is kept; so it
+        is for some seconds where there is one, which may have been made at this moment, and be
+        given to this user in the next.
         """
         try:
             fd = _open(self._path)
         except OSError as error:
-            missing = error.errno in _NOT_OURS_TO_MAKE and not os.path.lexists(self._path)
-            if missing and self._fd >= 0 and os.fstat(self._fd).st_nlink:
+            now = time.monotonic()
+            self._refused = now if self._refused is None else self._refused
+            soon = now - self._refused < _HANDED_OVER_SECONDS
+            waits = error.errno in _NOT_OURS_TO_MAKE and (soon or not os.path.lexists(self._path))
+            if waits and self._fd >= 0 and os.fstat(self._fd).st_nlink:
                 return
             raise
+        self._refused = None
         self.close()
         self._fd = fd
 

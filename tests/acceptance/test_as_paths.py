@@ -107,7 +107,9 @@ def counts(found: dict[str, Any]) -> tuple[int, int, int]:
     return found["files"], found["kept"], found["replaced"]
 
 
-@pytest.mark.parametrize("way", ["ssh", "file", "packs", "sealed packs"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("ssh", marks=pytest.mark.long), "file", "packs", "sealed packs"]
+)
 def test_trees_are_equal_with_the_catalog_and_with_nothing_but_the_target(
     listed: Environment, application: Application, database_url: str, way: str
 ) -> None:

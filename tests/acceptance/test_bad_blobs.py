@@ -391,6 +391,7 @@ def test_a_missing_blob_is_failed_also_where_others_are_written_beside_it(
     assert env.failures() == {missing: "missing"}
 
 
+@pytest.mark.long
 def test_a_file_that_stays_wrong_is_failed_once_it_is_old_enough(env: Environment) -> None:
     env.write_config(source={"grace": "5s"}, run={"poll_interval": 0.1})
     missing, good = "ab" * 32, set(env.fill(5))

@@ -156,6 +156,7 @@ def test_ctrl_c_ends_a_bench_of_a_bucket_and_leaves_it_empty(
     assert in_bucket(env) == []
 
 
+@pytest.mark.long
 def test_bucket_that_refuses_to_delete_is_filled_only_where_that_is_accepted(
     bucket_env: BucketEnvironment,
 ) -> None:

@@ -136,7 +136,7 @@ def test_wrong_credentials_and_a_missing_bucket_end_with_5(bucket_env: BucketEnv
     assert env.failures() == {}
 
 
-@pytest.mark.parametrize("victim", ["worker", "coordinator"])
+@pytest.mark.parametrize("victim", ["worker", pytest.param("coordinator", marks=pytest.mark.long)])
 def test_what_is_killed_is_finished(bucket_env: BucketEnvironment, victim: str) -> None:
     env = bucket_env
     env.fill(36, size=lambda chance: chance.randrange(500_000, 1_500_000))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.helpers.environment import Environment
 from tests.helpers.postgres import Postgres
 
@@ -12,6 +14,7 @@ def notes(env: Environment) -> list[tuple[object, ...]]:
     )
 
 
+@pytest.mark.long
 def test_each_check_is_noted_with_what_it_found(
     env: Environment, postgres: Postgres, database_url: str
 ) -> None:

@@ -173,6 +173,7 @@ def test_demo_with_a_bucket_loses_half_of_the_store_and_leaves_nothing(
     assert_nothing_left(place, output)
 
 
+@pytest.mark.long
 def test_server_finds_its_objects_again_after_it_was_killed(tmp_path: Path) -> None:
     owner = Account("owner")
     server = SeaweedFS(tmp_path, Interrupts(), {owner: ADMINISTER}, ports())

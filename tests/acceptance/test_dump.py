@@ -184,7 +184,8 @@ def test_a_run_that_has_nothing_to_send_dumps_what_others_changed(dumping: Envir
     ]
 
 
-@pytest.mark.parametrize("strategy", ["auto", "tar"])  # By the receiver, and by the shell.
+# By the receiver, and by the shell.
+@pytest.mark.parametrize("strategy", ["auto", pytest.param("tar", marks=pytest.mark.long)])
 def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
     dumping: Environment, database_url: str, strategy: str
 ) -> None:
@@ -540,9 +541,9 @@ def test_a_full_remote_keeps_no_half_dump(
 @pytest.mark.parametrize(
     ("command", "end", "code", "moment", "strategy"),
     [
-        ("dump", signal.SIGINT, 130, "sending", "auto"),
+        pytest.param("dump", signal.SIGINT, 130, "sending", "auto", marks=pytest.mark.long),
         ("run", signal.SIGTERM, 143, "checking", "auto"),
-        ("run", signal.SIGTERM, 143, "checking", "tar"),
+        pytest.param("run", signal.SIGTERM, 143, "checking", "tar", marks=pytest.mark.long),
         ("run", signal.SIGKILL, -signal.SIGKILL, "sending", "tar"),
     ],
 )

@@ -89,7 +89,8 @@ def restored(env: Environment, postgres: Postgres, url: str, *options: str) -> A
     return done
 
 
-@pytest.mark.parametrize("strategy", ["auto", "tar"])  # By the receiver, and by the shell.
+# By the receiver, and by the shell.
+@pytest.mark.parametrize("strategy", ["auto", pytest.param("tar", marks=pytest.mark.long)])
 def test_each_dump_of_a_series_comes_back(
     series: Environment, postgres: Postgres, database_url: str, strategy: str
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_remote_without_blake3_is_verified_by_what_the_store_has(
     assert "PROVED" in after["drill"]["text"]
 
 
+@pytest.mark.long
 def test_a_remote_without_python_is_told_of_before_the_first_blob(
     new: Environment, startup: Path, database_url: str
 ) -> None:

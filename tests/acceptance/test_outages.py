@@ -103,7 +103,9 @@ def _assert_no_failure(env: Environment) -> None:
     assert [one["error"] for one in (*status["dumps"], *status["snapshots"])] == ["", ""]
 
 
-@pytest.mark.parametrize("blobs", [True, False], ids=["known", "met"])
+@pytest.mark.parametrize(
+    "blobs", [pytest.param(True, id="known", marks=pytest.mark.long), pytest.param(False, id="met")]
+)
 def test_a_dump_and_a_snapshot_wait_for_the_end_of_an_outage_and_are_no_failure(
     due: Environment, link: Link, blobs: bool
 ) -> None:

@@ -86,6 +86,7 @@ def test_the_shards_of_a_drill_prove_all_together(
     assert abs(shard["right"] - len(expected)) < 5
 
 
+@pytest.mark.long
 def test_a_query_says_which_blobs_are_restored(env: Environment) -> None:
     blobids = env.fill_both(30, size=lambda chance: chance.randrange(10, 3000))
     env.query("create table album (name text, blob text)")

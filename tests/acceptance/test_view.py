@@ -21,7 +21,7 @@ def one_large_batch(env: Environment) -> Environment:
     return env
 
 
-@pytest.mark.parametrize("strategy", ["stream", "tar"])
+@pytest.mark.parametrize("strategy", ["stream", pytest.param("tar", marks=pytest.mark.long)])
 def test_bar_share_and_time_left_move_while_no_batch_is_answered(
     one_large_batch: Environment, strategy: str
 ) -> None:

@@ -158,6 +158,7 @@ def test_systemd_is_told_that_the_daemon_is_ready_alive_reloading_and_stopping(
         assert run.wait(PATIENCE) == 143
 
 
+@pytest.mark.long
 def test_systemd_is_told_that_the_daemon_waits_for_the_remote(
     watching: Environment, link: Link, systemd: socket.socket
 ) -> None:

@@ -28,7 +28,7 @@ STRATEGIES = (ALL if STRATEGY == "all" else STRATEGY).split(",")
 def _told(strategy: str) -> object:
     """Of those that are not chosen, most are for the long tests."""
     by_default = "NTT_FAULTS_STRATEGY" not in os.environ
-    long = by_default and strategy not in ("stream", "sealed-ssh")
+    long = by_default and strategy != "stream"
     return pytest.param(strategy, marks=pytest.mark.long if long else ())
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from ntt_backup import events
 from ntt_backup.config import sections
 from ntt_backup.config.sections import LogSettings
+from ntt_backup.daemon import event_log
 from ntt_backup.daemon.event_log import (
     SMALL_BLOBS,
     SMALL_BYTES,
@@ -157,6 +158,29 @@ def test_a_symlink_of_ones_own_leads_to_the_log(path: Path) -> None:
     made.event(WARNING)
     made.close()
     assert len(lines(path.parent / "elsewhere")) == 2
+
+
+def test_a_new_file_that_is_still_root_s_loses_no_line(
+    log: EventLog, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """logrotate makes it, and gives it away a moment later."""
+    log.event(ERROR)
+    old = path.with_suffix(".1")
+    path.rename(old)
+    path.touch()
+
+    def refuse(_: Path) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(event_log, "_open", refuse)
+        log.event(ERROR)
+        assert len(old.read_text().splitlines()) == 2
+        patch.setattr(event_log, "_HANDED_OVER_SECONDS", -1.0)
+        log.event(ERROR)  # It stays somebody else's: told on stderr.
+        assert len(old.read_text().splitlines()) == 2
+    log.event(ERROR)
+    assert len(path.read_text().splitlines()) == 1
 
 
 def test_a_log_that_is_copied_and_cut_goes_on_at_its_beginning(log: EventLog, path: Path) -> None:
