@@ -41,7 +41,7 @@ from ntt_backup.catalog.files_by_path import (
 )
 from ntt_backup.config.sections import FilesSettings
 from ntt_backup.snapshot.patterns import matcher
-from ntt_backup.source.by_path import MOST_BYTES, MOST_LEVELS
+from ntt_backup.source.paths import MOST_BYTES, MOST_LEVELS
 from ntt_backup.source.store import SourceTree
 
 # A step ends behind so many directories, and behind the directory in which it has so many files.

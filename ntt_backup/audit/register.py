@@ -24,12 +24,11 @@ from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, StoreConfig, application_name
 from ntt_backup.config.sections import CatalogFromSettings
 from ntt_backup.errors import BackupError, CatalogRefused, LockHeld, SourceError
-from ntt_backup.source.store import Paths, Store
+from ntt_backup.source.paths import Paths
+from ntt_backup.source.store import Store
 
 # The name of the query among the origins, which no table [files.NAME] can have.
 QUERY: Final = ""
-
-
 # How long a process waits for notifications before another one takes its place.
 _STAY_SECONDS: Final = 3600.0
 

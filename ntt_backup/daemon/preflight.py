@@ -49,7 +49,8 @@ from ntt_backup.formatting import duration, many, size
 from ntt_backup.model import Blob, PendingEstimate, Reason
 from ntt_backup.process.messages import Done, RemoteProbed
 from ntt_backup.rollback_detection import lost_key
-from ntt_backup.source.store import Paths, Store
+from ntt_backup.source.paths import Paths
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts
 from ntt_backup.upload.worker_main import PLACE, PROBE, TRY_OUT
 

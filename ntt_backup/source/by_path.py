@@ -20,14 +20,11 @@ from typing import Final
 from ntt_backup.blobdir.layout import kind_of
 from ntt_backup.model import Blob, FileReason, Reason
 from ntt_backup.name_hash import NEW_HASHER
+from ntt_backup.source.paths import checked_path
 from ntt_backup.source.store import READ_SIZE, SourceTree, Store
 
-# A deeper path would be opened by as many calls within calls.
-MOST_LEVELS: Final = 128
-MOST_BYTES: Final = 4096
 _ALGORITHMS: Final = {16: "md5", 20: "sha1", 32: "sha256", 48: "sha384", 64: "sha512"}
 _PREFIXED: Final = re.compile(r"([a-z0-9]{3,8})[:=-]")
-_BAD_PART: Final = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|\Z)")
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 
 
@@ -47,28 +44,6 @@ class BadFile:
     reason: FileReason
     detail: str
     young: bool = False
-
-
-def checked_path(path: bytes, root: bytes) -> str:
-    """Returns a path below the root, as the functions of the store take it.
-
-    Args:
-        path: The path, relative to the root or below it.
-        root: The root of the store.
-
-    Raises:
-        ValueError: The path leads out of the root, or is none. The error says why, in one line.
-    """
-    within = path
-    if path[:1] == b"/":
-        within = path.removeprefix(root.rstrip(b"/") + b"/")
-        if within[:1] == b"/":
-            raise ValueError("it is not below source.root")
-    if len(path) > MOST_BYTES or within.count(b"/") >= MOST_LEVELS:
-        raise ValueError("it is too long")
-    if b"\0" in within or _BAD_PART.search(within):
-        raise ValueError("an empty part, . or .., or a NUL is in it")
-    return os.fsdecode(within)
 
 
 class FirstReader:

@@ -31,7 +31,7 @@ from ntt_backup.blobdir.descriptors import DIRECTORY, FILE, closing, open_untouc
 from ntt_backup.blobdir.layout import BY_HASH_LAYOUT, Layout, is_blobid
 from ntt_backup.model import Blob
 from ntt_backup.process.memory import SharedNumber, new_buffer
-from ntt_backup.source.store import Paths
+from ntt_backup.source.paths import Paths
 
 Order = Literal["auto", "hash", "inode", "extent"]
 Claimed = list[tuple[Blob, int]]
@@ -239,7 +239,7 @@ class ReadAhead:
         if self._paths is None:
             return self._layout.path_of(blob.blobid)
         with suppress(OSError):
-            return self._paths.of(blob.blobid)
+            return self._paths.of(blob.blobid, self._root)
         return ""
 
     def _read(self, blob: Blob) -> float:

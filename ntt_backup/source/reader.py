@@ -61,7 +61,7 @@ class Reader(SourceTree):
             return self._explain(blob, into)
         try:
             if self._paths is not None:
-                fd = self.open(self._paths.of(blobid))
+                fd = self.open(self.path_of(blobid))
             else:
                 if blobid[: self._digits] != self._prefix:
                     self._enter(blobid[: self._digits])

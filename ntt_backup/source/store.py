@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +29,7 @@ from ntt_backup.errors import ConfigError, SourceError
 from ntt_backup.formatting import many, printable
 from ntt_backup.model import ALL_BLOBS, OF_THE_STORE, Blob, Failure, Part, Reason
 from ntt_backup.name_hash import NEW_HASHER, SHOWN, HashOfNames
+from ntt_backup.source.paths import Paths
 
 READ_SIZE: Final = 1024**2
 KEPT_DIRECTORIES: Final = 128
@@ -58,58 +59,6 @@ _ABOUT_THE_STORE: Final = {
     errno.ENFILE,
     errno.ENOMEM,
 }
-
-
-class Paths:
-    """The paths of blobs in a store whose files go by their paths.
-
-    Args:
-        look_up: Returns the paths of each of some blobs; None where `know` is told all that is
-            needed.
-    """
-
-    def __init__(
-        self, look_up: Callable[[Sequence[str]], Mapping[str, Sequence[bytes]]] | None = None
-    ) -> None:
-        self._look_up = look_up
-        self._known: dict[str, list[bytes]] = {}
-
-    def know(self, found: Mapping[str, Sequence[bytes]]) -> None:
-        """Takes the paths of blobs that are read next."""
-        self._known |= {blobid: list(paths) for blobid, paths in found.items()}
-
-    @property
-    def are_told(self) -> bool:
-        """Whether nothing is looked up here."""
-        return self._look_up is None
-
-    def found_for(self, blobids: Sequence[str]) -> Paths:
-        """Returns the paths of some blobs, looked up at once."""
-        found = Paths()
-        found.know(self._look_up(blobids) if self._look_up is not None else self._known)
-        return found
-
-    def forget(self, blobids: Iterable[str]) -> None:
-        """Forgets the paths of blobs that are done with."""
-        for blobid in blobids:
-            self._known.pop(blobid, None)
-
-    def of(self, blobid: str) -> str:
-        """Returns the path where a blob lies. Raises FileNotFoundError if there is none."""
-        if blobid not in self._known and self._look_up is not None:
-            self.know(self._look_up([blobid]))
-        if not (paths := self._known.get(blobid)):
-            text = "no file of the store is known to have this content"
-            raise FileNotFoundError(errno.ENOENT, text, blobid)
-        return os.fsdecode(paths[0])
-
-    def drop_first(self, blobid: str) -> bool:
-        """Has another path tried, where several files are equal. Returns whether there is one."""
-        paths = self._known.get(blobid, [])
-        if len(paths) > 1:
-            del paths[0]
-            return True
-        return False
 
 
 class SourceTree(Tree):
@@ -194,7 +143,11 @@ class SourceTree(Tree):
             ValueError: It is no blobid.
             FileNotFoundError: No path of the blob is known.
         """
-        return self.layout.path_of(blobid) if self._paths is None else self._paths.of(blobid)
+        return (
+            self.layout.path_of(blobid)
+            if self._paths is None
+            else self._paths.of(blobid, self.root)
+        )
 
     def examine(
         self, blob: Blob, *, verify: bool, also: Callable[[memoryview], object] | None = None

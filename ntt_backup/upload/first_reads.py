@@ -36,8 +36,6 @@ _MOST_WAIT: Final = 120.0
 _OF_THE_STORE: Final = frozenset(
     {FileReason.MISSING, FileReason.UNREADABLE, FileReason.NOT_A_FILE, FileReason.WRONG_SIZE}
 )
-
-
 # Whether any files were read, or another worker has the turn.
 Looked = Literal["some", "none", "others"]
 

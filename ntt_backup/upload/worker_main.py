@@ -26,8 +26,9 @@ from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
 from ntt_backup.process.memory import SharedNumber
 from ntt_backup.process.messages import Done, Fatal, RemoteProbed
+from ntt_backup.source.paths import Paths
 from ntt_backup.source.read_ahead import ReadAhead
-from ntt_backup.source.store import Paths, Store
+from ntt_backup.source.store import Store
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.strategies import open_probe, open_session
 from ntt_backup.upload.strategies.probe import LINGERS, Ahead, SessionProbe

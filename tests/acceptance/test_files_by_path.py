@@ -124,6 +124,31 @@ def test_what_is_wrong_with_a_file_is_said_and_the_others_are_copied(
     assert blake3(b"found").hexdigest() in env.copied()
 
 
+def test_a_path_below_the_root_may_be_absolute_and_is_checked_each_time(
+    env: Environment, listed: Path, application: Application
+) -> None:
+    (listed / "absolute").write_bytes(b"absolute")
+    application.add(str(listed / "absolute"), size=8)
+    env.call("run", expect=0)
+    content = blake3(b"absolute").hexdigest()
+    assert content in env.copied()
+    env.call("verify", "--local", expect=0)
+    # Whoever may write to the catalog must not have a file read that lies elsewhere.
+    secret = env.root / "secret"
+    secret.write_bytes(b"secret")
+    name = blake3(b"secret").hexdigest()
+    env.register([name])
+    with psycopg.connect(env.url) as conn:
+        conn.execute(
+            "insert into ntt_backup.places (id, origin, path, blobid)"
+            " values (9999, '', '../secret'::bytea, %s)",
+            (name,),
+        )
+    env.call("run", expect=7)
+    assert name not in env.copied()
+    assert env.failures() == {name: "missing"}
+
+
 def test_a_watching_run_takes_what_is_listed_later(
     env: Environment, listed: Path, application: Application
 ) -> None:

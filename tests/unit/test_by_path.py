@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.model import FileReason
-from ntt_backup.source.by_path import BadFile, FirstReader, FoundFile, checked_path, parse_checksum
-from ntt_backup.source.store import READ_SIZE, Paths, Store
+from ntt_backup.source.by_path import BadFile, FirstReader, FoundFile, parse_checksum
+from ntt_backup.source.paths import Paths, checked_path
+from ntt_backup.source.store import READ_SIZE, Store
 
 
 @pytest.mark.parametrize(

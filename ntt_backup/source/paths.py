@@ -1,0 +1,102 @@
+"""The paths of files that go by their paths: checked, and known by the blobs that lie there.
+
+A path comes from another program or from the catalog, and is bytes. It is checked before each use:
+it may lead nowhere but below the root of the store.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+# A deeper path would be opened by as many calls within calls.
+MOST_LEVELS: Final = 128
+MOST_BYTES: Final = 4096
+_BAD_PART: Final = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|\Z)")
+
+
+def checked_path(path: bytes, root: bytes) -> str:
+    """Returns a path below the root, as the functions of the store take it.
+
+    Args:
+        path: The path, relative to the root or below it.
+        root: The root of the store.
+
+    Raises:
+        ValueError: The path leads out of the root, or is none. The error says why, in one line.
+    """
+    within = path
+    if path[:1] == b"/":
+        within = path.removeprefix(root.rstrip(b"/") + b"/")
+        if within[:1] == b"/":
+            raise ValueError("it is not below source.root")
+    if len(path) > MOST_BYTES or within.count(b"/") >= MOST_LEVELS:
+        raise ValueError("it is too long")
+    if b"\0" in within or _BAD_PART.search(within):
+        raise ValueError("an empty part, . or .., or a NUL is in it")
+    return os.fsdecode(within)
+
+
+class Paths:
+    """The paths of blobs in a store whose files go by their paths.
+
+    Args:
+        look_up: Returns the paths of each of some blobs; None where `know` is told all that is
+            needed.
+    """
+
+    def __init__(
+        self, look_up: Callable[[Sequence[str]], Mapping[str, Sequence[bytes]]] | None = None
+    ) -> None:
+        self._look_up = look_up
+        self._known: dict[str, list[bytes]] = {}
+
+    def know(self, found: Mapping[str, Sequence[bytes]]) -> None:
+        """Takes the paths of blobs that are read next."""
+        self._known |= {blobid: list(paths) for blobid, paths in found.items()}
+
+    @property
+    def are_told(self) -> bool:
+        """Whether nothing is looked up here."""
+        return self._look_up is None
+
+    def found_for(self, blobids: Sequence[str]) -> Paths:
+        """Returns the paths of some blobs, looked up at once."""
+        found = Paths()
+        found.know(self._look_up(blobids) if self._look_up is not None else self._known)
+        return found
+
+    def forget(self, blobids: Iterable[str]) -> None:
+        """Forgets the paths of blobs that are done with."""
+        for blobid in blobids:
+            self._known.pop(blobid, None)
+
+    def of(self, blobid: str, root: Path) -> str:
+        """Returns the path below the root of the store where a blob lies.
+
+        The catalog may have any path there: others may write to it.
+
+        Raises:
+            FileNotFoundError: No path is known, or it is none below the root.
+        """
+        if blobid not in self._known and self._look_up is not None:
+            self.know(self._look_up([blobid]))
+        if not (paths := self._known.get(blobid)):
+            text = "no file of the store is known to have this content"
+            raise FileNotFoundError(errno.ENOENT, text, blobid)
+        try:
+            return checked_path(paths[0], os.fsencode(root))
+        except ValueError as error:
+            raise FileNotFoundError(errno.ENOENT, str(error), os.fsdecode(paths[0])) from error
+
+    def drop_first(self, blobid: str) -> bool:
+        """Has another path tried, where several files are equal. Returns whether there is one."""
+        paths = self._known.get(blobid, [])
+        if len(paths) > 1:
+            del paths[0]
+            return True
+        return False
