@@ -184,6 +184,9 @@ def _of_the_other() -> Iterator[None]:
     """Has errors name the database of the query instead of the catalog."""
     try:
         yield
+    except ConfigError as error:
+        message = error.message.replace("catalog.url (NTT_DB_URL)", "catalog.from.url")
+        raise ConfigError(message, detail=error.detail, hint=error.hint) from error
     except CatalogError as error:
         message = error.message.replace("the catalog ", "the database of catalog.from ")
         hint = error.hint.replace("catalog.url (NTT_DB_URL)", "catalog.from.url")

@@ -185,6 +185,13 @@ def test_a_database_that_is_away_is_named(catalog: Connection, application: Appl
         register_files(catalog, away)
 
 
+def test_a_malformed_url_is_named_as_it_stands_in_the_settings(
+    catalog: Connection, application: Application
+) -> None:
+    with pytest.raises(ConfigError, match=r"catalog\.from\.url is no PostgreSQL connection"):
+        register_files(catalog, application.settings(url="postgresql://host:port/=/?x"))
+
+
 def test_many_rows_with_one_key_are_refused(
     catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
