@@ -17,7 +17,7 @@ import pytest
 from tests.faults.campaign import ENOUGH_ROUNDS, Tally, campaign
 from tests.faults.environment import FaultEnvironment
 
-ROUNDS = int(os.environ.get("NTT_FAULTS_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("NTT_FAULTS_ROUNDS", "1"))
 SEED = int(os.environ.get("NTT_FAULTS_SEED", "11"))
 # A few rounds of `sealed` meet packs that are not sealed, too.
 STRATEGY = os.environ.get("NTT_FAULTS_STRATEGY", "stream,tar,sealed,sealed-ssh")
