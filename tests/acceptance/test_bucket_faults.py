@@ -30,7 +30,7 @@ def fill(env: BucketEnvironment) -> None:
     [
         ("complete", lose_answer, 1),
         ("create", lose_answer, 1),
-        ("any", status(503, "SlowDown"), 5),
+        pytest.param("any", status(503, "SlowDown"), 5, marks=pytest.mark.long),
     ],
     ids=["lost-complete", "lost-create", "busy"],
 )

@@ -72,7 +72,11 @@ def test_all_comes_back_from_the_bucket_alone(backup: BucketEnvironment) -> None
     assert found["wrong"] == {"remote-missing": 1}
 
 
-@pytest.mark.parametrize("place", [-1400, 3000, None], ids=["table", "content", "gone"])
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(-1400, marks=pytest.mark.long), 3000, None],
+    ids=["table", "content", "gone"],
+)
 def test_what_is_damaged_is_found_and_mended_by_the_next_run(
     backup: BucketEnvironment, place: int | None
 ) -> None:

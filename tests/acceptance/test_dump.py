@@ -544,7 +544,9 @@ def test_a_full_remote_keeps_no_half_dump(
         pytest.param("dump", signal.SIGINT, 130, "sending", "auto", marks=pytest.mark.long),
         ("run", signal.SIGTERM, 143, "checking", "auto"),
         pytest.param("run", signal.SIGTERM, 143, "checking", "tar", marks=pytest.mark.long),
-        ("run", signal.SIGKILL, -signal.SIGKILL, "sending", "tar"),
+        pytest.param(
+            "run", signal.SIGKILL, -signal.SIGKILL, "sending", "tar", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_dump_that_is_stopped_leaves_nothing_there(

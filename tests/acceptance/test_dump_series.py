@@ -142,7 +142,7 @@ def test_a_whole_dump_is_made_where_the_last_one_is_not_at_hand(
     assert make(series).base == ""
 
 
-@pytest.mark.parametrize("harm", ["missing", "damaged"])
+@pytest.mark.parametrize("harm", ["damaged", pytest.param("missing", marks=pytest.mark.long)])
 def test_without_their_whole_dump_increments_leave_the_database_empty(
     series: Environment, postgres: Postgres, database_url: str, harm: str
 ) -> None:

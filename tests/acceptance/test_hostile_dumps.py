@@ -233,7 +233,7 @@ def test_a_record_under_another_name_is_forged_and_never_taken_unasked(
     restore(env, database_url, "--trust-target", "--dump", PLANTED, expect=0)
 
 
-@pytest.mark.parametrize("key", [True, False])
+@pytest.mark.parametrize("key", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_planted_dumps_make_no_good_one_go(env: Environment, key: bool) -> None:
     """Their clocks go over days, and their records are those of good ones."""
     if not key:
@@ -362,7 +362,10 @@ def test_a_statement_in_the_place_of_a_copy_is_not_executed(
     assert is_empty(database_url)
 
 
-@pytest.mark.parametrize("where", [0.1, 0.5, 0.98])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param(0.1, marks=pytest.mark.long), 0.5, pytest.param(0.98, marks=pytest.mark.long)],
+)
 def test_a_torn_dump_that_nobody_vouches_for_leaves_the_database_empty_and_the_next_is_tried(
     env: Environment, database_url: str, where: float
 ) -> None:

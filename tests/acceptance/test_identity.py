@@ -19,6 +19,7 @@ from tests.helpers.sshd import RemoteDir
 from tests.helpers.waiting import PATIENCE, wait_until
 
 MARKERS = {"stream": ".ntt-target.json", "tar": ".ntt-target.json", "packs": "format.json"}
+EACH = ["stream", "packs", pytest.param("tar", marks=pytest.mark.long)]
 
 
 class Disks:
@@ -73,7 +74,7 @@ def known(env: Environment, target: str = "remote") -> list[tuple[str]]:
     return env.query(f"select id from ntt_backup.targets where target = '{target}'")
 
 
-@pytest.mark.parametrize("strategy", list(MARKERS))
+@pytest.mark.parametrize("strategy", EACH)
 def test_the_first_run_gives_an_identity_and_another_disk_gets_nothing(
     env: Environment, disks: Disks, strategy: str
 ) -> None:
@@ -142,7 +143,7 @@ def changed(env: Environment, copied: int, outages: int) -> bool:
     return len(env.copied()) > copied or len(env.events("outage")) > outages
 
 
-@pytest.mark.parametrize("strategy", list(MARKERS))
+@pytest.mark.parametrize("strategy", EACH)
 def test_disks_that_are_swapped_while_a_run_sends_get_no_marks_of_each_other(
     env: Environment, disks: Disks, strategy: str
 ) -> None:

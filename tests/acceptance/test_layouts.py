@@ -64,9 +64,9 @@ def flip(path: Path) -> None:
     ("layout", "strategy", "hashed"),
     [
         (LFS, "stream", "sha256"),
-        (LFS, "tar", "blake3"),
+        pytest.param(LFS, "tar", "blake3", marks=pytest.mark.long),
         (PULP, "tar", "sha256"),
-        (PULP, "stream", "blake3"),
+        pytest.param(PULP, "stream", "blake3", marks=pytest.mark.long),
     ],
 )
 def test_files_are_found_and_sent_checked_and_restored_as_they_lay(

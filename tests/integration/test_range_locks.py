@@ -404,7 +404,14 @@ def test_any_pending_knows_what_others_hold_and_nothing_else(
     assert claims.any_pending() is False
 
 
-@pytest.mark.parametrize(("workers", "prefix"), [(7, ""), (3, "00"), (7, "ff")])
+@pytest.mark.parametrize(
+    ("workers", "prefix"),
+    [
+        (7, ""),
+        pytest.param(3, "00", marks=pytest.mark.long),
+        pytest.param(7, "ff", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("milliseconds", [10, 0])
 def test_claimers_cover_everything_once_and_share_no_range(
     catalog: Connection,
