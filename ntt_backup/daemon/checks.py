@@ -160,7 +160,10 @@ def _is_too_early(conn: Connection, settings: Settings, name: str) -> bool:
 
     with closing(open_dumps(identified(conn, settings))) as store:
         records = [dump.record for dump in list_dumps(store)]
-    return bool(records) and not any(one is not None and one.copied for one in records)
+    if not records:
+        # The first one may be on its way, and nothing be copied in it.
+        return not (settings.run.skip_pgdump or history.ever_made(conn, settings.target))
+    return not any(one is not None and one.copied for one in records)
 
 
 def _do(

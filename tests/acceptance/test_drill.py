@@ -294,6 +294,15 @@ def noted(env: Environment) -> list[tuple[Any, ...]]:
     return env.query("select exit_code, blobs from ntt_backup.checks where command = 'drill'")
 
 
+def test_a_drill_waits_for_the_first_dump(daily: Environment) -> None:
+    daily.fill_both(3)
+    daily.write_config(run={"skip_pgdump": False})
+    assert checked(daily) == []
+    daily.call("dump", expect=0)
+    *_, done = checked(daily)
+    assert done.fields["exit_code"] == 0
+
+
 def test_a_drill_that_is_cut_short_proves_nothing(
     daily: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
