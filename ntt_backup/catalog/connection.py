@@ -250,21 +250,21 @@ def connect(
     except psycopg.Error as error:
         raise _translate(error, f"accept our connection ({describe(url)})") from error
     conn.part = part
-    with translated("set up the connection"):
-        ((conn.search_path, conn.schema, conn.privileged, compared),) = conn.rows(
-            "begin_session", privileged=privileged()
-        )
-        conn.rows("set_defaults")
-        if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
-            # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
-            configure(conn, "client_encoding", "latin1")
-        try:
+    try:
+        with translated("set up the connection"):
+            ((conn.search_path, conn.schema, conn.privileged, compared),) = conn.rows(
+                "begin_session", privileged=privileged()
+            )
+            conn.rows("set_defaults")
+            if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
+                # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
+                configure(conn, "client_encoding", "latin1")
             refuse_code_of_others(conn, tables=not no_tables)
             if not no_tables and compared:
                 check_one_table(conn)
-        except CatalogRefused:
-            conn.close()
-            raise
+    except BaseException:
+        conn.close()
+        raise
     return conn
 
 

@@ -34,6 +34,7 @@ from ntt_backup.daemon.workers import SupervisedWorker, WorkerPool
 from ntt_backup.dump.events import DumpSkipped, DumpStart
 from ntt_backup.errors import AnotherTarget, BackupError, SourceError, Stopped
 from ntt_backup.process.child import ChildProcess
+from ntt_backup.process.memory import collect_often
 from ntt_backup.process.messages import (
     Answered,
     Done,
@@ -76,6 +77,8 @@ def run(
     Raises BackupError only for what is wrong before the run has a log to say it in (lock, log
     file); everything later is logged, shown, and returned as the code.
     """
+    if watch:
+        collect_often()
     run_id = str(uuid.uuid4())
     with SignalInbox().installed() as inbox, pid_lock(settings.lock.file):
         log = EventLog(settings.log, run_id, settings.target)

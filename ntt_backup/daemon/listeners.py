@@ -23,6 +23,7 @@ from ntt_backup import events
 from ntt_backup.daemon.progress import RunState
 from ntt_backup.events import Event, Warning
 from ntt_backup.process.child import ChildProcess
+from ntt_backup.process.memory import collect_often
 from ntt_backup.process.messages import Message, ProcessEnded, decode
 from ntt_backup.process.spawn import PIPE_BYTES, wait_for, write
 
@@ -194,6 +195,7 @@ def _hear(body: Body) -> int:
     # The end of stdin is its end: whoever stops a whole group of processes means the run.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
+    collect_often()
 
     def messages() -> Iterator[Heard]:
         with os.fdopen(0, "rb", closefd=False) as lines:

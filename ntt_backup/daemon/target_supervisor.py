@@ -37,6 +37,7 @@ from ntt_backup.events import Event
 from ntt_backup.formatting import duration, printable
 from ntt_backup.objects import s3
 from ntt_backup.process.child import ChildProcess
+from ntt_backup.process.memory import collect_often
 from ntt_backup.process.messages import Fatal, Message, ProcessEnded
 from ntt_backup.process.spawn import wait_for
 
@@ -263,6 +264,8 @@ def run(
         import_module(f"ntt_backup.daemon.{module}")
     if any(one.remote.kind == "s3" for one in settings.values()):
         s3.load()
+    if watch:
+        collect_often()
     run_id = str(uuid.uuid4())
     logs = [EventLog(one.log, run_id, name) for name, one in settings.items()]
     with SignalInbox().installed() as inbox:

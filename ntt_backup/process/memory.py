@@ -1,9 +1,10 @@
-"""Memory of a process: large buffers, the error where there is none, numbers shared with forks."""
+"""Memory of a process: large buffers, the error where there is none, garbage, shared numbers."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,9 @@ from ntt_backup.errors import SourceError
 _FLOAT_BYTES: Final = 8
 _M_MMAP_THRESHOLD: Final = -3
 _LARGE: Final = 128 * 1024
+# A process that lives long looks for garbage after so many new objects, and through what is older
+# after four and eight times as many.
+_NEW_OBJECTS: Final = (5_000, 4, 2)
 # The message of Python if the system has no memory for the stack of a thread.
 _NO_THREAD: Final = "can't start new thread"
 
@@ -47,6 +51,17 @@ def give_back_large_blocks() -> None:
     """
     with suppress(AttributeError):  # Not every C library has it.
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)
+
+
+def collect_often() -> None:
+    """Has this process, which lives long, look for garbage often.
+
+    A command that ends soon looks once in 200,000 new objects, see `__main__`. In a daemon these
+    would be tens of megabytes, and the descriptors that some of them hold. What is loaded now
+    stays, and is not looked through.
+    """
+    gc.freeze()
+    gc.set_threshold(*_NEW_OBJECTS)
 
 
 class SharedNumber:

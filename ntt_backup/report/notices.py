@@ -294,10 +294,10 @@ def send(settings: CatalogConfig, notice: Notice) -> list[str]:
     problems = []
     ways = {"command": _run_program, "webhook_url": _post, "ping_url": _ping}
     seconds = settings.notify.timeout
-    too_long = RemoteUnreachable(f"it took longer than notify.timeout ({duration(seconds)})")
+    too_long = f"it took longer than notify.timeout ({duration(seconds)})"
     for name in told(settings, notice.kind):
         try:
-            with time_limit(seconds + _SLACK_SECONDS, too_long):
+            with time_limit(seconds + _SLACK_SECONDS, RemoteUnreachable(too_long)):
                 ways[name](settings, notice)
         except BackupError as error:
             problems.append(f"the notice {notice.kind!r} did not go out by notify.{name}: {error}")

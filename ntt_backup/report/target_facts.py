@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self, TypeVar, cast
@@ -200,14 +200,14 @@ class FactsReader:
         found = TargetFacts.of_host(self._targets[target], daemon)
         if time.monotonic() >= self._rests_until:
             try:
-                late = CatalogUnavailable("the catalog is too slow to be read")
-                with time_limit(self._patience, late) if self._patience else nullcontext():
+                with self._limited():
                     self._read_catalog(found)
                 found.read_at = datetime.now(UTC)
                 self._last[target] = found
                 return found
             except CatalogError as error:
-                self._trouble = error
+                # Its traceback would keep open what was in use.
+                self._trouble = error.with_traceback(None)
                 self._rests_until = time.monotonic() + _SOON_SECONDS
                 self.close()
         return replace(
@@ -219,6 +219,12 @@ class FactsReader:
             lock=found.lock,
             trouble=self._trouble,
         )
+
+    def _limited(self) -> AbstractContextManager[None]:
+        if self._patience is None:
+            return nullcontext()
+        late = CatalogUnavailable("the catalog is too slow to be read")
+        return time_limit(self._patience, late)
 
     def close(self) -> None:
         """Closes the connection."""

@@ -9,7 +9,6 @@ coordinator dies, the kernel ends the worker, and with it its tar and ssh.
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -24,7 +23,7 @@ from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
-from ntt_backup.process.memory import SharedNumber
+from ntt_backup.process.memory import SharedNumber, collect_often
 from ntt_backup.process.messages import Done, Fatal, RemoteProbed
 from ntt_backup.source.paths import Paths
 from ntt_backup.source.read_ahead import ReadAhead
@@ -232,7 +231,7 @@ def work(spec: WorkerSpec) -> int:
         worker = make_worker(spec, store, remote, pipe)
         goes = _prepare(spec, remote, pipe)
         if goes:
-            gc.freeze()  # What is loaded stays: no collection need look at it.
+            collect_often()
             pipe.emit(events.WorkerStart(strategy=remote.strategy))
             worker.run()
         if spec.probes and remote.lingers:

@@ -69,6 +69,21 @@ def server_that_says(message: str) -> Iterator[str]:
             thread.join()
 
 
+def test_a_session_that_cannot_be_set_up_is_closed(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Connection] = []
+
+    def fail(conn: Connection, *_: object, **__: object) -> None:
+        opened.append(conn)
+        raise CatalogUnavailable("the catalog is too slow")
+
+    monkeypatch.setattr(Connection, "rows", fail)
+    with pytest.raises(CatalogUnavailable):
+        connect(database_url, "test")
+    assert [conn.closed for conn in opened] == [True]
+
+
 @pytest.mark.parametrize(
     ("message", "expected"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,6 +60,23 @@ def test_failures_and_proofs_are_read(reader: FactsReader, catalog: Connection) 
     assert (found.proved.blobs, found.proved.week, found.proved.month) == (100, 0, 19)
     assert (found.proved.quarter, found.proved.ever) == (79, 90)
     assert found.lacks == []
+
+
+def test_a_catalog_that_hangs_costs_no_descriptor(
+    reader: FactsReader, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_facts, "_SOON_SECONDS", 0.0)
+    reader._patience = 0.05
+    gc.disable()
+    try:
+        with postgres.frozen():
+            open_now = []
+            for _ in range(4):
+                assert reader.read("remote").trouble is not None
+                open_now.append(len(os.listdir("/proc/self/fd")))
+    finally:
+        gc.enable()
+    assert len({*open_now}) == 1
 
 
 def test_its_session_can_only_read(reader: FactsReader) -> None:

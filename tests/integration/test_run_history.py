@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import uuid
@@ -66,6 +67,23 @@ def assert_noted(history: RunHistory, catalog: Connection) -> None:
     history.update(progress.state(3.0))
     (noted,) = latest_runs(catalog, "remote")
     assert noted.copied == 7
+
+
+def test_a_catalog_that_hangs_costs_no_descriptor(
+    history: RunHistory, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_history, "_PATIENCE_SECONDS", 0.05)
+    state = RunProgress(0.0, 1).state(1.0)
+    gc.disable()
+    try:
+        with postgres.frozen():
+            open_now = []
+            for _ in range(4):
+                history.update(state)  # The first one loses the connection.
+                open_now.append(len(os.listdir("/proc/self/fd")))
+    finally:
+        gc.enable()
+    assert len({*open_now}) == 1
 
 
 FULL = "the remote cannot store: No space left on device"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import weakref
 
 import pytest
 
-from ntt_backup.daemon.signals import SignalInbox
-from ntt_backup.errors import Stopped
+from ntt_backup.daemon.signals import SignalInbox, time_limit
+from ntt_backup.errors import CatalogUnavailable, Stopped
 from ntt_backup.process.spawn import wait_for
 from tests.helpers.waiting import PATIENCE
 
@@ -69,3 +71,23 @@ def test_a_stop_that_came_just_before_is_raised_too() -> None:
         with pytest.raises(Stopped) as caught, inbox.raising():
             pytest.fail("not raised")
         assert caught.value.exit_code == 143
+
+
+def test_what_was_in_use_at_a_time_limit_is_freed_at_once() -> None:
+    class Connection:
+        """What the limit interrupts."""
+
+    used: list[weakref.ref[Connection]] = []
+
+    def wait() -> None:
+        connection = Connection()
+        used.append(weakref.ref(connection))
+        wait_for(timeout=PATIENCE)
+
+    gc.disable()
+    try:
+        with pytest.raises(CatalogUnavailable), time_limit(0.01, CatalogUnavailable("too slow")):
+            wait()
+    finally:
+        gc.enable()
+    assert used[0]() is None

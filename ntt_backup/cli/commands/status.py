@@ -164,6 +164,7 @@ def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) 
 
     The page refreshes itself. The command only reads.
     """
+    from ntt_backup.process.memory import collect_often
     from ntt_backup.report.health import Health
     from ntt_backup.report.page import Target, policy, render
     from ntt_backup.report.web_server import PageServer, Shown
@@ -183,4 +184,5 @@ def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) 
 
     server = PageServer(listen, draw, exposed=expose, names=known_as)
     click.echo(f"the status page is at {server.url}")
+    collect_often()
     server.serve()
