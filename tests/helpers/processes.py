@@ -30,12 +30,18 @@ def children(pid: int) -> list[int]:
 
 def descendants(pid: int) -> list[int]:
     """Returns the processes that pid has started, and those that they have."""
+    return [*parents(pid)]
+
+
+def parents(pid: int) -> dict[int, int]:
+    """Returns the processes of `descendants`, each with the process that has started it."""
     by_parent = _by_parent()
-    found: list[int] = []
+    found: dict[int, int] = {}
     todo = [pid]
     while todo:
-        below = by_parent.get(todo.pop(), [])
-        found += below
+        above = todo.pop()
+        below = by_parent.get(above, [])
+        found |= dict.fromkeys(below, above)
         todo += below
     return found
 

@@ -37,10 +37,10 @@ _FAULTS: Sequence[tuple[str, Sequence[str]]] = (
     ("rot_of_a_new_blob", ()),
     ("lose_in_store", ()),
     ("delete_rows", ()),
-    ("rot_on_target", ("usb", "remote", "vault", "disk")),
-    ("remove_from_target", ("usb", "remote", "vault", "disk")),
-    ("outage", ("usb", "remote", "vault", "sftp")),
-    ("stall", ("remote", "vault")),
+    ("rot_on_target", ("usb", "remote", "vault", "disk", "sealed")),
+    ("remove_from_target", ("usb", "remote", "vault", "disk", "sealed")),
+    ("outage", ("usb", "remote", "vault", "sftp", "bucket")),
+    ("stall", ("remote", "vault", "sftp", "bucket")),
     ("outage_of_catalog", ()),
     ("crash_of_catalog", ()),
     ("kill_daemon", ()),
@@ -67,7 +67,8 @@ def plan(seed: int, hours: int, targets: Sequence[str], *, calm: bool) -> dict[i
     swap_days = max(1, min(7, days // 3))
     for hour in range(hours):
         day, clock = divmod(hour, DAY)
-        if "usb" in targets and clock == _OPERATOR_AT and day % swap_days == 0 and day:
+        swaps = clock == _OPERATOR_AT and day % swap_days == 0 and day
+        if "usb" in targets and (swaps or (days == 1 and hour == _OPERATOR_AT + 7)):
             acts[hour].append(Act("swap_disks"))
         if day % 7 < 5 and clock in _WORK and chance.random() < 0.8:
             acts[hour].append(Act("insert", (chance.randrange(3, 40),)))
