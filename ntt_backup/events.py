@@ -62,10 +62,15 @@ def unreachable(what: str) -> str:
     return _UNREACHABLE_AND_AGAIN[what][0]
 
 
+Level = Literal["info", "warning", "error"]
+
+
 class Event(Message):
     """A message that is logged, and shown if it has a line for people."""
 
-    level: ClassVar[Literal["info", "warning", "error"]] = "info"
+    level: ClassVar[Level] = "info"
+    # The text of the line for people, where the fields say nothing to it.
+    text: ClassVar[str | None] = None
 
     @property
     def line(self) -> str | None:
@@ -83,7 +88,17 @@ class Event(Message):
         return [printable(complete(part)) for part in parts if part]
 
     def _text(self) -> str | None:
-        return None
+        return self.text
+
+
+class FailureFields(ErrorFields):
+    """The fields of an event that reports a failure. text: How its line for people begins."""
+
+    level: ClassVar[Level] = "error"
+    text: ClassVar[str | None] = None
+
+    def _text(self) -> str:
+        return f"{self.text}: {with_detail(self.message, self.detail)}"
 
 
 class RunStart(Event):
@@ -194,13 +209,10 @@ class Stopping(Event):
         )
 
 
-class Error(ErrorFields, Event):
+class Error(FailureFields, Event):
     """An error ended the run."""
 
-    level = "error"
-
-    def _text(self) -> str:
-        return f"error: {with_detail(self.message, self.detail)}"
+    text = "error"
 
 
 class RunStop(Event):

@@ -35,14 +35,14 @@ from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.files_by_path import (
     KnownDirectory,
     ListedDirectory,
-    Registered,
+    Registration,
     WalkedEntry,
     shown_path,
 )
 from ntt_backup.config.sections import FilesSettings
 from ntt_backup.snapshot.patterns import matcher
 from ntt_backup.source.paths import MOST_BYTES, MOST_LEVELS
-from ntt_backup.source.store import SourceTree
+from ntt_backup.source.store import SourceTree, Store
 
 # A step ends behind so many directories, and behind the directory in which it has so many files.
 STEP_DIRECTORIES: Final = 5000
@@ -90,7 +90,7 @@ def pass_over_directories(
     others: Sequence[str],
     *,
     whole: bool,
-    on_step: Callable[[int, Registered, int, int], object],
+    on_step: Callable[[Registration], object],
     problem: Problem,
 ) -> int:
     """Registers what is in directories.
@@ -100,8 +100,7 @@ def pass_over_directories(
         walk: What is walked.
         others: The other origins that are in use, whose files are theirs.
         whole: Whether all directories are listed, even if it is not time for that.
-        on_step: Receives for each step the number of files in listed directories, what came of
-            them, and the numbers of strays and of directories that cannot be read.
+        on_step: Receives the counts of each step, once it is committed.
         problem: Receives the path of each directory that cannot be read, and why.
 
     Returns:
@@ -122,7 +121,7 @@ def pass_over_directories(
     )
     more = True
     while more:
-        with SourceTree(walk.root) as tree, translated("register files"), conn.transaction():
+        with Store(walk.root).tree() as tree, translated("register files"), conn.transaction():
             step = _Step(tree, walk, whole=current.whole)
             past = bytes.fromhex(current.key[1:]) if current.key else None
             known = files_by_path.next_directories(
@@ -131,7 +130,7 @@ def pass_over_directories(
             blocks = files_by_path.encode_entries(step.entries(known))
             listed = step.listed
             versions = wanted.on_change == "version"
-            after, rows, found = files_by_path.register(
+            after, found = files_by_path.register(
                 conn, current, blocks, versions=versions, others=others, listed=listed
             )
             more = step.past is not None
@@ -143,9 +142,7 @@ def pass_over_directories(
         current = after
         for path, why in step.problems:
             problem(path, why)
-        if found.new or found.back:
-            files_by_path.wake_workers(conn)
-        on_step(rows, found, step.strays, len(step.problems))
+        on_step(replace(found, strays=step.strays, unreadable=len(step.problems)))
     return files_by_path.end_pass(conn, replace(current, key=""), walk.roots)
 
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from ntt_backup.audit.directory_walk import Problem, Walk, pass_over_directories
 from ntt_backup.catalog import files_by_path, foreign_query
 from ntt_backup.catalog.connection import Connection, connect, translated
-from ntt_backup.catalog.files_by_path import Pass, Registered
-from ntt_backup.catalog.foreign_query import FileQuery, OpenQuery
+from ntt_backup.catalog.files_by_path import Registration
+from ntt_backup.catalog.foreign_query import OpenQuery, open_query
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, StoreConfig, application_name
 from ntt_backup.config.sections import CatalogFromSettings
@@ -33,35 +33,6 @@ QUERY: Final = ""
 _STAY_SECONDS: Final = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """The counts of one call so far.
-
-    Attributes:
-        rows: The rows that the origins gave.
-        registered: The files that are new, or new versions.
-        back: The files that were gone.
-        changed: The files that were changed since they were read.
-        gone: The files that an origin no longer gives, since its last pass that saw all.
-        strays: The entries of listed directories that are neither a file nor a directory.
-        unreadable: The directories that could not be read, or are missing.
-    """
-
-    rows: int = 0
-    registered: int = 0
-    back: int = 0
-    changed: int = 0
-    gone: int = 0
-    strays: int = 0
-    unreadable: int = 0
-    duration_s: float = 0.0
-
-    def since(self, before: Registration) -> Registration:
-        """Returns the counts that came since then."""
-        names = self.__slots__
-        return Registration(*(getattr(self, name) - getattr(before, name) for name in names))
-
-
 def register_due(
     settings: StoreConfig,
     on_progress: Callable[[Registration], None],
@@ -73,7 +44,7 @@ def register_due(
 
     Args:
         settings: The settings.
-        on_progress: Receives the counts after each step.
+        on_progress: Receives the counts of each step.
         stays: Whether the caller comes again, so that only what is due is read, and notifications
             of new rows are waited for, where there are any, for an hour.
         on_error: Receives an error if the last pass over an origin could not read all directories,
@@ -87,28 +58,23 @@ def register_due(
         ConfigError: The query cannot be used.
         SourceError: The root of the store cannot be read.
     """
-    wanted = settings.catalog.from_
+    wanted, soonest = settings.catalog.from_, min(settings.origins.values())
     with ExitStack() as stack:
         conn = stack.enter_context(connect(settings.catalog.url, application_name("files")))
         verify_schema(conn, settings.target, "files by path")
         if not files_by_path.lock_origins(conn):
-            return min(settings.origins.values())
+            return soonest
         listening = None
         if stays and wanted is not None and wanted.channel is not None:
-            opened = query_of(wanted).opened(application_name("files"))
-            listening = stack.enter_context(opened)
+            listening = stack.enter_context(open_query(wanted, application_name("files")))
         until = time.monotonic() + _STAY_SECONDS
-        done = Registration()
+        told: list[tuple[str, str]] = []
         if not stays:
             register_files(conn, settings, on_progress=on_progress)
-            if found := files_by_path.problems(conn, settings.files):
-                on_error(_unreadable(found))
-            return min(settings.origins.values())
-        told: list[tuple[str, str]] = []
         while True:
-            due, wait_s = _due(conn, settings)
+            due, wait_s = _due(conn, settings) if stays else ([], soonest)
             if due:
-                done = register_files(conn, settings, due, before=done, on_progress=on_progress)
+                register_files(conn, settings, due, on_progress=on_progress)
                 continue
             if (found := files_by_path.problems(conn, settings.files)) and found != told:
                 on_error(_unreadable(found))
@@ -116,7 +82,7 @@ def register_due(
             if listening is None or time.monotonic() >= until:
                 return wait_s
             if listening.wait(wait_s):
-                done = register_files(conn, settings, [QUERY], before=done, on_progress=on_progress)
+                register_files(conn, settings, [QUERY], on_progress=on_progress)
 
 
 def _due(conn: Connection, settings: StoreConfig) -> tuple[list[str], float]:
@@ -145,7 +111,6 @@ def register_files(
     origins: Collection[str] | None = None,
     *,
     whole: bool = False,
-    before: Registration = Registration(),
     on_progress: Callable[[Registration], None] = lambda _: None,
     problem: Problem = lambda _path, _why: None,
 ) -> Registration:
@@ -156,8 +121,7 @@ def register_files(
         settings: The settings.
         origins: Which origins are read; None: all.
         whole: Whether all rows are read, even if it is not time for that.
-        before: The counts of earlier calls, to be added to.
-        on_progress: Receives the counts after each step, once it is committed.
+        on_progress: Receives the counts of each step, once it is committed.
         problem: Receives the path of each directory that cannot be read, and why.
 
     Returns:
@@ -174,11 +138,22 @@ def register_files(
             "another process registers the files of this catalog",
             hint="wait for it: a daemon does so by itself",
         )
-    counts = _Counts(before, on_progress)
+    total, at = Registration(), time.monotonic()
+
+    def add(found: Registration) -> None:
+        nonlocal total, at
+        if found.registered or found.back:
+            files_by_path.wake_workers(conn)
+        before, at = at, time.monotonic()
+        found = replace(found, duration_s=at - before)
+        total += found
+        on_progress(found)
+
     wanted = settings.catalog.from_
     if wanted is not None and (origins is None or QUERY in origins):
-        with query_of(wanted).opened(application_name("files")) as query:
-            _pass_over_query(conn, query, wanted, counts, others=settings.files, whole=whole)
+        with open_query(wanted, application_name("files")) as query:
+            gone = _pass_over_query(conn, query, wanted, settings.files, whole=whole, on_step=add)
+            add(Registration(gone=gone))
     for name, one in settings.files.items():
         if origins is None or name in origins:
             gone = pass_over_directories(
@@ -186,40 +161,11 @@ def register_files(
                 Walk(name, settings.source.root, one),
                 [other for other in settings.origins if other != name],
                 whole=whole,
-                on_step=counts.add_step,
+                on_step=add,
                 problem=problem,
             )
-            counts.add(gone=gone)
-    return counts.result
-
-
-class _Counts:
-    """Adds up what the steps of passes have done, and tells it."""
-
-    def __init__(self, before: Registration, told: Callable[[Registration], None]) -> None:
-        self.result = before
-        self._told = told
-        self._at = time.monotonic()
-
-    def add_step(self, rows: int, found: Registered, strays: int = 0, unreadable: int = 0) -> None:
-        new, back, changed, gone = found
-        self.add(
-            rows=rows,
-            registered=new,
-            back=back,
-            changed=changed,
-            gone=gone,
-            strays=strays,
-            unreadable=unreadable,
-        )
-
-    def add(self, **counts: int) -> None:
-        now = time.monotonic()
-        added = replace(Registration(**counts), duration_s=now - self._at)
-        self._at = now
-        values = (getattr(self.result, name) + getattr(added, name) for name in added.__slots__)
-        self.result = Registration(*values)
-        self._told(self.result)
+            add(Registration(gone=gone))
+    return total
 
 
 def open_store(settings: CatalogConfig, conn: Connection) -> Store:
@@ -229,57 +175,38 @@ def open_store(settings: CatalogConfig, conn: Connection) -> Store:
     return Store.of(settings.source, paths=paths)
 
 
-def query_of(wanted: CatalogFromSettings) -> FileQuery:
-    """Returns the query of the settings."""
-    return FileQuery(wanted.url, wanted.query, wanted.role, wanted.channel)
-
-
 def _pass_over_query(
     conn: Connection,
     query: OpenQuery,
     wanted: CatalogFromSettings,
-    counts: _Counts,
-    *,
     others: Collection[str],
+    *,
     whole: bool,
-) -> None:
+    on_step: Callable[[Registration], None],
+) -> int:
+    """Registers what a query gives. Returns how many files it no longer gives."""
     current = files_by_path.begin_pass(
         conn,
         QUERY,
-        query.query.definition,
+        query.definition,
         keyed=query.keyed,
         whole_every=wanted.whole_every,
         whole=whole,
     )
-    rows = limit = foreign_query.STEP_ROWS
-    while rows >= limit:
-        versions = wanted.on_change == "version"
-        current, rows, found = _step(conn, query, current, versions=versions, others=others)
-        counts.add_step(rows, found)
-        if not query.keyed:
-            break
-    counts.add(gone=files_by_path.end_pass(conn, current))
-
-
-def _step(
-    conn: Connection, query: OpenQuery, current: Pass, *, versions: bool, others: Collection[str]
-) -> tuple[Pass, int, Registered]:
-    """Registers the next rows of a query.
-
-    Returns:
-        The pass so far, how many rows there were, and what came of them.
-    """
-    with translated("register files"), conn.transaction():
-        blocks = query.rows_from(current.key)
-        after, rows, found = files_by_path.register(
-            conn, current, blocks, versions=versions, others=others
-        )
-        if query.keyed and rows >= foreign_query.STEP_ROWS and after.key == current.key:
-            raise CatalogRefused(
-                f"{foreign_query.STEP_ROWS:,} rows of the query of catalog.from have the same key",
-                detail=str(after.key),
-                hint="let its column key grow from row to row, as an id does, or leave it out",
+    versions, more = wanted.on_change == "version", True
+    while more:
+        with translated("register files"), conn.transaction():
+            before, blocks = current.key, query.rows_from(current.key)
+            current, found = files_by_path.register(
+                conn, current, blocks, versions=versions, others=others
             )
-    if found.new or found.back:
-        files_by_path.wake_workers(conn)
-    return after, rows, found
+            more = query.keyed and found.rows >= foreign_query.STEP_ROWS
+            if more and current.key == before:
+                raise CatalogRefused(
+                    f"{found.rows:,} rows of the query of catalog.from have the same key",
+                    detail=str(before),
+                    hint="let its column key grow from row to row, as an id does, or leave it out",
+                )
+            files_by_path.save_pass(conn, current)
+        on_step(found)
+    return files_by_path.end_pass(conn, current)

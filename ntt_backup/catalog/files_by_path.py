@@ -21,8 +21,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import datetime, timedelta
+from operator import add
 from typing import Final, NamedTuple
 
 from psycopg import sql
@@ -89,13 +90,31 @@ class Pass:
     problem: str | None = None
 
 
-class Registered(NamedTuple):
-    """The result of a step: how many files are new, came back, were changed, or are gone."""
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """The counts of a step, or of several.
 
-    new: int = 0
+    Attributes:
+        rows: The rows that the origins gave.
+        registered: The files that are new, or new versions.
+        back: The files that were gone.
+        changed: The files that were changed since they were read.
+        gone: The files that an origin no longer gives, since its last pass that saw all.
+        strays: The entries of listed directories that are neither a file nor a directory.
+        unreadable: The directories that could not be read, or are missing.
+    """
+
+    rows: int = 0
+    registered: int = 0
     back: int = 0
     changed: int = 0
     gone: int = 0
+    strays: int = 0
+    unreadable: int = 0
+    duration_s: float = 0.0
+
+    def __add__(self, other: Registration) -> Registration:
+        return Registration(*map(add, astuple(self), astuple(other)))
 
 
 class KnownDirectory(NamedTuple):
@@ -225,7 +244,7 @@ def begin_pass(
         conn.rows("forget_seen", {"origin": origin})
         key = None if sees_all else before.mark
         begun = replace(before, whole=sees_all, began_at=now, seen=0, key=key, problem=None)
-        _save(conn, begun)
+        save_pass(conn, begun)
     return begun
 
 
@@ -237,8 +256,8 @@ def register(
     versions: bool,
     others: Collection[str] = (),
     listed: list[ListedDirectory] | None = None,
-) -> tuple[Pass, int, Registered]:
-    """Registers the next rows of a pass.
+) -> tuple[Pass, Registration]:
+    """Registers the next rows of a pass, which the caller then saves.
 
     Args:
         conn: The connection, in a transaction.
@@ -251,7 +270,7 @@ def register(
             Those that are taken for a missing disk are removed from it.
 
     Returns:
-        The pass so far, how many rows there were, and what came of them.
+        The pass so far, and the counts of the step.
     """
     conn.rows("stage")
     with conn.cursor().copy(statement("copy_staged")) as into:
@@ -275,8 +294,7 @@ def register(
         seen = conn.execute(statement("note_seen"), values).rowcount
     new = conn.execute(statement("register_places"), values).rowcount
     after = replace(current, key=key or current.key, seen=current.seen + seen)
-    _save(conn, after)
-    return after, rows, Registered(new, back, changed, gone)
+    return after, Registration(rows, new, back, changed, gone)
 
 
 def encode_entries(entries: Iterable[WalkedEntry]) -> Iterator[bytes]:
@@ -353,7 +371,7 @@ def next_directories(
 
 def save_pass(conn: Connection, current: Pass) -> None:
     """Notes how far a pass got, in a transaction."""
-    _save(conn, current)
+    conn.rows("save_origin", {name: getattr(current, name) for name in Pass.__slots__})
 
 
 def problems(conn: Connection, origins: Iterable[str]) -> list[tuple[str, str]]:
@@ -398,13 +416,8 @@ def end_pass(conn: Connection, current: Pass, roots: Sequence[bytes] | None = No
                 last_mark=ended.key,
                 last_mark_at=now,
             )
-        _save(conn, ended)
+        save_pass(conn, ended)
     return int(gone)
-
-
-def _save(conn: Connection, current: Pass) -> None:
-    names = Pass.__slots__
-    conn.rows("save_origin", {name: getattr(current, name) for name in names})
 
 
 # --- files that are read for the first time -------------------------------------------------------

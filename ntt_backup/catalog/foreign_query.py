@@ -26,6 +26,7 @@ from ntt_backup.catalog.connection import (
     statement,
     translated,
 )
+from ntt_backup.config.sections import CatalogFromSettings
 from ntt_backup.errors import (
     CatalogError,
     CatalogRefused,
@@ -43,34 +44,13 @@ _TEXT: Final = frozenset({"text", "varchar", "bpchar", "name", "citext"})
 _NUMBERS: Final = frozenset({"int2", "int4", "int8", "numeric"})
 
 
-@dataclass(frozen=True, slots=True)
-class FileQuery:
-    """A query, and where it runs.
-
-    Attributes:
-        url: The connection string of the database.
-        query: The query; see the setting `catalog.from`.
-        role: The role that the query runs as; None for that of url.
-        channel: The channel of notifications; None for none.
-    """
-
-    url: str
-    query: str
-    role: str | None = None
-    channel: str | None = None
-
-    @property
-    def definition(self) -> str:
-        """The name of what is listed: where it is another, all passes begin anew."""
-        return sha256(self.query.encode()).hexdigest()
-
-    @contextmanager
-    def opened(self, application: str) -> Iterator[OpenQuery]:
-        """Opens a session. Raises CatalogError, and ConfigError for what must be set otherwise."""
-        with _of_the_other():
-            conn = connect(self.url, application, no_tables=True)
-        with conn:
-            yield OpenQuery.of(conn, self)
+@contextmanager
+def open_query(wanted: CatalogFromSettings, application: str) -> Iterator[OpenQuery]:
+    """Opens a session. Raises CatalogError, and ConfigError for what must be set otherwise."""
+    with _of_the_other():
+        conn = connect(wanted.url, application, no_tables=True)
+    with conn:
+        yield OpenQuery.of(conn, wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +58,11 @@ class OpenQuery:
     """A session with a query. Methods raise CatalogError."""
 
     conn: Connection
-    query: FileQuery
+    text: str
     types: Mapping[str, str]
 
     @classmethod
-    def of(cls, conn: Connection, query: FileQuery) -> Self:
+    def of(cls, conn: Connection, wanted: CatalogFromSettings) -> Self:
         if conn.privileged:
             raise ConfigError(
                 "catalog.from.url logs in as a role that has rights beyond that database",
@@ -95,11 +75,11 @@ class OpenQuery:
             configure(conn, "statement_timeout", _STEP_MS)
             configure(conn, "lock_timeout", _WAIT_FOR_LOCKS_MS)
             configure(conn, "search_path", conn.search_path)
-            if query.role is not None:
-                conn.rows("set_role", role=sql.Identifier(query.role))
-            if query.channel is not None:
-                conn.rows("listen_to", channel=sql.Identifier(query.channel))
-            described = conn.execute(statement("describe_query", query=sql.SQL(query.query)))
+            if wanted.role is not None:
+                conn.rows("set_role", role=sql.Identifier(wanted.role))
+            if wanted.channel is not None:
+                conn.rows("listen_to", channel=sql.Identifier(wanted.channel))
+            described = conn.execute(statement("describe_query", query=sql.SQL(wanted.query)))
         types = {one.name: _type_name(conn, one.type_code) for one in described.description or ()}
         if wrong := _wrong(types):
             raise CatalogRefused(
@@ -108,7 +88,12 @@ class OpenQuery:
                 hint="its columns are path (text or bytea), and if they are known size (a number),"
                 " checksum (text or bytea) and key, which grows from row to row",
             )
-        return cls(conn, query, types)
+        return cls(conn, wanted.query, types)
+
+    @property
+    def definition(self) -> str:
+        """The name of what is listed: where it is another, all passes begin anew."""
+        return sha256(self.text.encode()).hexdigest()
 
     @property
     def keyed(self) -> bool:
@@ -131,7 +116,7 @@ class OpenQuery:
                 past = sql.SQL("where given.key >= {}").format(sql.Literal(key))
         query = statement(
             "copy_from_query",
-            query=sql.SQL(self.query.query),
+            query=sql.SQL(self.text),
             order=order,
             past=past,
             limit=limit,
@@ -150,15 +135,14 @@ class OpenQuery:
             return bool(list(self.conn.notifies(timeout=seconds, stop_after=1)))
 
     def _column(self, name: str) -> sql.Composable:
-        kind = self.types.get(name)
-        wanted = {"size": "null_size", "path": "bytes_of"}.get(name, "text_of")
+        kind, column = self.types.get(name), sql.Identifier("given", name)
         if kind is None:
             return fragment("null_size" if name == "size" else "null_text")
         if name == "size":
-            return fragment("number_of", column=sql.Identifier("given", name))
-        if kind == "bytea":
-            wanted = "bytes_as_they_are" if name == "path" else "hex_of"
-        return fragment(wanted, column=sql.Identifier("given", name))
+            return fragment("number_of", column=column)
+        if name == "path":
+            return column if kind == "bytea" else fragment("bytes_of", column=column)
+        return fragment("hex_of" if kind == "bytea" else "text_of", column=column)
 
 
 def _wrong(types: Mapping[str, str]) -> str:

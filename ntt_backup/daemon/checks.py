@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -202,20 +202,9 @@ def _do(
         wrong=found.wrong,
         detail="; ".join(filter(None, [found.doubts, cut])),
     )
-    emit(
-        CheckComplete(
-            command=name,
-            blobs=found.blobs,
-            bytes=found.bytes,
-            wrong=found.wrong,
-            changed=found.changed,
-            by_remote_hash=found.by_remote_hash,
-            unchecked=found.unchecked,
-            complete=found.complete,
-            exit_code=found.exit_code,
-            duration_s=lasted,
-        )
-    )
+    fields = asdict(found)
+    del fields["doubts"]
+    emit(CheckComplete(command=name, **fields, duration_s=lasted))
 
 
 def _scan(conn: Connection, settings: Settings, found: Result, tick: Callable[[], None]) -> None:
@@ -228,10 +217,7 @@ def _scan(conn: Connection, settings: Settings, found: Result, tick: Callable[[]
         scan(
             conn,
             Store.of(settings.source),
-            restart=False,
-            on_begin=lambda resumed_from: None,
             on_progress=progress,
-            on_stray=lambda stray: None,
         )
     )
 

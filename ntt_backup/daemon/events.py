@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ntt_backup.events import Amount, Event, RestartFields, Seconds, one_of, with_detail
+from ntt_backup.events import (
+    Amount,
+    Event,
+    FailureFields,
+    RestartFields,
+    Seconds,
+    one_of,
+    with_detail,
+)
 from ntt_backup.formatting import duration, many, size
-from ntt_backup.process.messages import Count, ErrorFields, doc
+from ntt_backup.process.messages import Count, doc
 
 CheckName = Annotated[str, one_of("scan", "reconcile", "verify", "drill", "policy")]
 Uid = Annotated[Count, doc("of the user who asked for it")]
@@ -37,13 +45,10 @@ class SettingsRead(Event):
         return f"read the settings again: {', '.join(self.changed) or 'nothing has changed'}"
 
 
-class SettingsRefused(ErrorFields, Event):
+class SettingsRefused(FailureFields, Event):
     """The settings, read again, are wrong: the old ones hold, and the run goes on."""
 
-    level = "error"
-
-    def _text(self) -> str:
-        return f"the old settings hold: {with_detail(self.message, self.detail)}"
+    text = "the old settings hold"
 
 
 class Paused(Event):
@@ -125,10 +130,9 @@ class CheckComplete(Event):
         return f"{self.command}: {blobs}{found}{changed}{word}{ended}"
 
 
-class CheckFailed(ErrorFields, Event):
+class CheckFailed(FailureFields, Event):
     """A check of `[checks]` ended by an error. It is tried again later."""
 
-    level = "error"
     command: Annotated[str, one_of("scan", "reconcile", "verify", "drill", "policy", "")]
 
     def _text(self) -> str:
@@ -150,24 +154,19 @@ class FilesRegistered(Event):
         return f"registered {many(self.registered, 'file')}{changed}{gone}"
 
 
-class FilesFailed(ErrorFields, Event):
+class FilesFailed(FailureFields, Event):
     """The files of the store could not be registered. It is tried again later."""
 
-    level = "error"
-
-    def _text(self) -> str:
-        return f"files are not registered: {with_detail(self.message, self.detail)}"
+    text = "files are not registered"
 
 
 class FilesRecovered(Event):
     """Files are registered again, or are not to be registered any more."""
 
-    def _text(self) -> str:
-        return "files are registered again"
+    text = "files are registered again"
 
 
 class ChecksRecovered(Event):
     """No check of `[checks]` fails any more, or none is asked for any more."""
 
-    def _text(self) -> str:
-        return "the checks work again"
+    text = "the checks work again"

@@ -29,7 +29,7 @@ import math
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from ntt_backup.client.backoff import Backoff, Restarts
 from ntt_backup.client.throttle import Limit, Pace, set_process_pace
@@ -80,7 +80,9 @@ class SideJob(ChildProcess):
         needs: The sides without which the work cannot be done.
         displaced: Whether another medium was found in the place of the target.
         looks: Whether the work knows when it is due, and so is begun when settings are read again.
+        failure: The event of work that has failed.
         recovered: The event of work that has not failed, or is switched off, after an error.
+        process: The process, in words.
 
     Args:
         settings: Of the run.
@@ -90,7 +92,9 @@ class SideJob(ChildProcess):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
     looks: ClassVar[bool] = False
+    failure: ClassVar[type[Any]]
     recovered: ClassVar[type[Event]]
+    process: ClassVar[str]
 
     def __init__(self, settings: Settings, backoff: Backoff | None = None) -> None:
         super().__init__()
@@ -134,7 +138,14 @@ class SideJob(ChildProcess):
 
     def died(self, ended: ProcessEnded, last: Event | None) -> Event:
         """Returns the event of a process that ended without a word. last: but for warnings."""
-        raise NotImplementedError
+        message = f"the {self.process} died"
+        about = {"detail": ended.detail, "hint": "", **self.subject(last)}
+        event: Event = self.failure(pid=ended.pid, exit_code=1, message=message, **about)
+        return event
+
+    def subject(self, last: Event | None) -> dict[str, str]:
+        """Returns the fields of a failure that name what was done. last: as for `died`."""
+        return {}
 
     def hung(self, now: float) -> Event | None:
         """Returns the event of a process that is killed because it hangs; None for any other."""
@@ -264,7 +275,9 @@ class DumpJob(SideJob):
 
     name = "ntt-dump"
     needs = frozenset({"remote", "catalog"})
+    failure = DumpFailed
     recovered = DumpRecovered
+    process = "process that dumps the catalog"
 
     def __init__(
         self, settings: Settings, backoff: Backoff | None = None, shared: Sequence[str] = ()
@@ -310,10 +323,6 @@ class DumpJob(SideJob):
             return JobOver(failed=False, again_s=wait)
         return JobOver(failed=True)
 
-    def died(self, ended: ProcessEnded, last: Event | None) -> Event:
-        message = "the process that dumps the catalog died"
-        return DumpFailed(pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint="")
-
 
 class SnapshotJob(SideJob):
     """Takes versions of the snapshot sets that are due."""
@@ -321,7 +330,9 @@ class SnapshotJob(SideJob):
     name = "ntt-snapshot"
     needs = frozenset({"remote"})
     looks = True
+    failure = SnapshotFailed
     recovered = SnapshotsRecovered
+    process = "process that takes snapshots"
 
     def interval(self) -> float | None:
         return min(self.settings.scheduled.values(), default=None)
@@ -334,12 +345,11 @@ class SnapshotJob(SideJob):
     def died(self, ended: ProcessEnded, last: Event | None) -> Event:
         from ntt_backup.snapshot.last_take import note_failure
 
-        name = last.set if isinstance(last, SnapshotStart | SnapshotProgress) else ""
-        message = "the process that takes snapshots died"
-        note_failure(self.settings, name, message)
-        return SnapshotFailed(
-            set=name, pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint=""
-        )
+        note_failure(self.settings, self.subject(last)["set"], f"the {self.process} died")
+        return super().died(ended, last)
+
+    def subject(self, last: Event | None) -> dict[str, str]:
+        return {"set": last.set if isinstance(last, SnapshotStart | SnapshotProgress) else ""}
 
 
 class CheckJob(SideJob):
@@ -348,7 +358,9 @@ class CheckJob(SideJob):
     name = "ntt-check"
     needs = frozenset({"remote", "catalog"})
     looks = True
+    failure = CheckFailed
     recovered = ChecksRecovered
+    process = "process of the checks"
 
     def interval(self) -> float | None:
         return min(self.settings.due_checks.values(), default=None)
@@ -358,15 +370,11 @@ class CheckJob(SideJob):
 
         return check_due(self.settings, tell_parent, patient=patient, alive=_tell_of_life)
 
-    def died(self, ended: ProcessEnded, last: Event | None) -> Event:
-        name = last.command if isinstance(last, CheckStart) else ""
-        message = "the process of the checks died"
-        return CheckFailed(
-            command=name, pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint=""
-        )
+    def subject(self, last: Event | None) -> dict[str, str]:
+        return {"command": last.command if isinstance(last, CheckStart) else ""}
 
     def hung(self, now: float) -> Event | None:
-        name = self._last.command if isinstance(self._last, CheckStart) else ""
+        name = self.subject(self._last)["command"]
         limits = getattr(self._used.checks, name or "policy", None)
         max_time = limits.max_time if limits is not None else None
         took, silent = now - self._told, now - self._heard
@@ -398,7 +406,9 @@ class FilesJob(SideJob):
 
     name = "ntt-files"
     needs = frozenset({"catalog"})
+    failure = FilesFailed
     recovered = FilesRecovered
+    process = "process that registers files"
 
     def __init__(
         self, settings: Settings, backoff: Backoff | None = None, *, stays: bool = False
@@ -410,10 +420,10 @@ class FilesJob(SideJob):
         return min(self.settings.origins.values(), default=None)
 
     def work(self, patient: bool) -> JobOver:
-        from ntt_backup.audit.register import Registration, register_due
+        from ntt_backup.audit.register import register_due
+        from ntt_backup.catalog.files_by_path import Registration
 
-        told = Registration()
-        failed = False
+        new, failed = Registration(), False
 
         def tell_error(error: BackupError) -> None:
             nonlocal failed
@@ -421,8 +431,8 @@ class FilesJob(SideJob):
             tell_parent(FilesFailed(**error.fields))
 
         def tell(done: Registration) -> None:
-            nonlocal told
-            new = done.since(told)
+            nonlocal new
+            new += done
             if new.registered or new.changed or new.gone:
                 tell_parent(
                     FilesRegistered(
@@ -433,7 +443,7 @@ class FilesJob(SideJob):
                         duration_s=new.duration_s,
                     )
                 )
-                told = done
+                new = Registration()
 
         try:
             wait_s = register_due(self.settings, tell, stays=self._stays, on_error=tell_error)
@@ -445,12 +455,6 @@ class FilesJob(SideJob):
             tell_error(error)
             return JobOver(failed=True)
         return JobOver(failed=failed, again_s=wait_s)
-
-    def died(self, ended: ProcessEnded, last: Event | None) -> Event:
-        message = "the process that registers files died"
-        return FilesFailed(
-            pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint=""
-        )
 
 
 def jobs_of(

@@ -6,9 +6,9 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from ntt_backup.events import Amount, Event, Seconds, one_of, with_detail
+from ntt_backup.events import Amount, Event, FailureFields, Seconds, one_of
 from ntt_backup.formatting import duration, size
-from ntt_backup.process.messages import Count, ErrorFields, Positive, doc
+from ntt_backup.process.messages import Count, Positive, doc
 
 _NAME: Final = r"^\d{8}T\d{6}Z-[0-9a-f]{8}\.dump$"
 DumpName = Annotated[str, Field(pattern=_NAME, description="below pgdump/ on the remote")]
@@ -83,18 +83,14 @@ class DumpRecovered(Event):
     A run that watches emits this event once after `dump_failed`.
     """
 
-    def _text(self) -> str:
-        return "no dump of the catalog fails any more"
+    text = "no dump of the catalog fails any more"
 
 
-class DumpFailed(ErrorFields, Event):
+class DumpFailed(FailureFields, Event):
     """The dump of the catalog failed, but the upload of blobs continues.
 
     The field exit_code holds the exit code of the command `dump`. The run ends with exit code 7
     unless another cause decides its exit code.
     """
 
-    level = "error"
-
-    def _text(self) -> str:
-        return f"the catalog is not dumped: {with_detail(self.message, self.detail)}"
+    text = "the catalog is not dumped"

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ntt_backup.events import Amount, Event, Seconds, with_detail
+from ntt_backup.events import Amount, Event, FailureFields, Seconds, with_detail
 from ntt_backup.formatting import duration, many, size
-from ntt_backup.process.messages import Count, ErrorFields, doc
+from ntt_backup.process.messages import Count, doc
 
 SetName = Annotated[str, doc("the set: NAME of [snapshots.NAME]")]
 VersionName = Annotated[str, Field(pattern=r"^\d{8}T\d{6}Z-[0-9a-f]{8}$")]
@@ -69,14 +69,13 @@ class SnapshotComplete(Event):
         )
 
 
-class SnapshotFailed(ErrorFields, Event):
+class SnapshotFailed(FailureFields, Event):
     """No version of the set was made, but the upload of blobs continues.
 
     The field exit_code holds the exit code of `snapshot take`. The run ends with exit code 7 unless
     another cause decides its exit code.
     """
 
-    level = "error"
     set: Annotated[str, doc("the set; empty where the process died before any began")]
 
     def _text(self) -> str:
@@ -90,5 +89,4 @@ class SnapshotsRecovered(Event):
     A run that watches emits this event once after `snapshot_failed`.
     """
 
-    def _text(self) -> str:
-        return "no snapshot fails any more"
+    text = "no snapshot fails any more"

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.audit import directory_walk
-from ntt_backup.audit.register import Registration, register_files
+from ntt_backup.audit.register import register_files
 from ntt_backup.catalog import files_by_path
 from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.files_by_path import Registration
 from ntt_backup.config import StoreConfig
 from ntt_backup.model import Blob
 from tests.helpers.application import Application

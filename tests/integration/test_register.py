@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ntt_backup.audit.register import Registration, register_files
+from ntt_backup.audit.register import register_files
 from ntt_backup.catalog import files_by_path, foreign_query
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, ConfigError
@@ -72,7 +72,7 @@ def test_a_pass_goes_on_where_it_was_interrupted(
     class Interrupted(Exception):
         pass
 
-    def interrupt(_: Registration) -> None:
+    def interrupt(_: files_by_path.Registration) -> None:
         raise Interrupted
 
     for _ in range(2):

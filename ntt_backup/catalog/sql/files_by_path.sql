@@ -394,10 +394,6 @@ select typname from pg_catalog.pg_type where oid = %(oid)s::oid;
 -- The bytes of a text as that database keeps them, as a part of other queries.
 pg_catalog.convert_to({column}::pg_catalog.text, pg_catalog.getdatabaseencoding())
 
--- name: bytes_as_they_are
--- A bytea, as a part of other queries.
-{column}
-
 -- name: hex_of
 -- The hex digits of a bytea, as a part of other queries.
 pg_catalog.encode({column}, 'hex')

@@ -17,6 +17,7 @@ from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, verify_store
 from ntt_backup.audit.verify_packs import verify_packs
 from ntt_backup.blobdir.walk import Stray
+from ntt_backup.catalog.files_by_path import Registration
 from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, NamedFile, open_catalog, writing
 from ntt_backup.cli.options import IDENTITY, JSON, PART, PATH, RESULT, SIZE, TIME, flag, value
@@ -395,14 +396,19 @@ def _register_files(settings: StoreConfig, *, whole: bool) -> None:
     ):
         more = "more that cannot be read is not shown"
         shown = results.first_only(line, "error ", more=more)
+        done = Registration()
+
+        def progress(found: Registration) -> None:
+            nonlocal done
+            done += found
+            line.show(lambda: f"{done.rows:,} rows, {done.registered:,} files registered")
+
         result = register_files(
             conn,
             settings,
             whole=whole,
             problem=lambda path, why: shown(f"{path}: {why}"),
-            on_progress=lambda done: line.show(
-                lambda: f"{done.rows:,} rows, {done.registered:,} files registered"
-            ),
+            on_progress=progress,
         )
     said = [
         f"registered {many(result.registered, 'file')} of {many(result.rows, 'row')} in"
