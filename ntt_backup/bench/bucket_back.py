@@ -35,7 +35,7 @@ from ntt_backup.pack.reader import LARGEST_RANGE
 from ntt_backup.packstore.tables import ahead
 from ntt_backup.process.spawn import start, wait_for, write
 from ntt_backup.restore.blobs import Wanted, restore
-from ntt_backup.upload.strategies.tar_archive import tar_environment
+from ntt_backup.upload.strategies.tar import tar_environment
 
 _AT_ONCE: Final = 2
 _PIECE: Final = 1024**2

@@ -19,7 +19,7 @@ from ntt_backup.client.transport import Transport
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Blob
 from ntt_backup.process.spawn import start, wait_for
-from ntt_backup.upload.strategies.tar_archive import name_list, tar_argv, tar_environment
+from ntt_backup.upload.strategies.tar import name_list, tar_argv, tar_environment
 
 _STORE: Final = (
     HELLO

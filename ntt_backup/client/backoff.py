@@ -1,18 +1,23 @@
-"""The waits before another attempt, and the limits of an outage and of restarts. Pure functions."""
+"""The waits before another attempt, the limits of an outage and of restarts, and their events."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ntt_backup import events
 from ntt_backup.config import RunSettings
+from ntt_backup.errors import BackupError
 
 # The restarts in a row of a process that must not die.
 RESTARTS: Final = 5
 # After a life of this length the restarts before it do not count.
 SOUND_SECONDS: Final = 600.0
+_REPORTED_AS: Final = {"suspect": "source"}
+_SIDES: Final = ("remote", "catalog", "source", "suspect", "preflight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +116,52 @@ class Restarts:
             return None
         self.count += 1
         return self._backoff.wait(self.count, self._jitter)
+
+
+class Outages:
+    """Counts the outages of each side of a process, and emits their events.
+
+    The sides are those of `events.Outage`, and `suspect`: a store that is mounted in part. Its
+    event says `source`, but a batch that can be begun does not end it. limit: the seconds after
+    which an outage is waited out no longer; None: it is waited out for ever.
+    """
+
+    def __init__(
+        self, emit: Callable[[events.Event], None], backoff: Backoff, limit: float | None
+    ) -> None:
+        self._emit = emit
+        self._clocks = {side: OutageClock(backoff, limit, random.random) for side in _SIDES}
+
+    def away(self, side: str, error: BackupError) -> float:
+        """Counts an outage and emits its event; returns the seconds to wait.
+
+        Raises the error when the outage has lasted too long.
+        """
+        clock = self._clocks[side]
+        wait_s = clock.next_wait(time.monotonic())
+        if wait_s is None:
+            raise error
+        self._emit(
+            events.Outage(
+                what=_REPORTED_AS.get(side, side),
+                reason=error.message,
+                detail=error.detail,
+                attempt=clock.attempt,
+                wait_s=wait_s,
+            )
+        )
+        return wait_s
+
+    def back(self, side: str) -> bool:
+        """Ends the outage of a side that has answered; returns whether there was one."""
+        clock = self._clocks[side]
+        ends = self.lasts(side)
+        if ends:
+            lasted = clock.lasted(time.monotonic())
+            self._emit(events.OutageEnd(what=_REPORTED_AS.get(side, side), duration_s=lasted))
+        clock.over()
+        return ends
+
+    def lasts(self, side: str) -> bool:
+        """Returns whether the side was away when it was last tried."""
+        return self._clocks[side].attempt > 0

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ntt_backup import __version__, events
-from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.backoff import Backoff, Outages
 from ntt_backup.config import Settings
 from ntt_backup.daemon.event_log import BatchLines, EventLog, FailedBlobs
 from ntt_backup.daemon.events import CheckComplete
@@ -47,7 +47,6 @@ from ntt_backup.process.messages import (
 )
 from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotStart
-from ntt_backup.upload.outages import Outages
 
 if TYPE_CHECKING:
     from ntt_backup.daemon.preflight import Preflight

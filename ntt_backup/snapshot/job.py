@@ -36,7 +36,7 @@ from ntt_backup.snapshot.last_take import keep, last, noting
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.retention import expire
-from ntt_backup.snapshot.take.local_copies import open_copies
+from ntt_backup.snapshot.take.last_version import open_copies
 from ntt_backup.snapshot.take.new_version import Report, Taken, take
 from ntt_backup.snapshot.take.walk import SnapshotSet, of_settings, without
 from ntt_backup.snapshot.versions import last_begun, names_of_host

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ntt_backup import events
-from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.backoff import Backoff, Outages
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, BatchRejected, SourceError, StoreSuspect
 from ntt_backup.formatting import many
@@ -32,7 +32,6 @@ from ntt_backup.process.messages import Answered
 from ntt_backup.source.store import Store
 from ntt_backup.upload.batching import GiveUp, Retry, after_link_loss, after_rejection
 from ntt_backup.upload.event_pipe import EventPipe
-from ntt_backup.upload.outages import Outages
 from ntt_backup.upload.queue import SendQueue
 from ntt_backup.upload.strategies.session import Outcome
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from ntt_backup import events
-from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.backoff import Backoff, Outages
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import (
     AnotherTarget,
@@ -41,7 +41,6 @@ from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.source.store import Store
 from ntt_backup.upload.batch_outcomes import Outcomes
 from ntt_backup.upload.event_pipe import EventPipe, pause
-from ntt_backup.upload.outages import Outages
 from ntt_backup.upload.queue import STEP, SendQueue
 from ntt_backup.upload.strategies.session import Outcome, Session
 

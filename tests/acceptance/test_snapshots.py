@@ -32,7 +32,7 @@ from ntt_backup.snapshot.format.manifest import (
 )
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.origins import NO_KEYS
-from ntt_backup.snapshot.take.local_copies import Copies
+from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.walk import SnapshotSet
 from tests.acceptance.snapshot_machine import Machine

@@ -12,7 +12,7 @@ from ntt_backup.snapshot.format.entry import Entry
 from ntt_backup.snapshot.format.manifest import ManifestTrailer
 from ntt_backup.snapshot.format.super_blocks import read_super_block
 from ntt_backup.snapshot.origins import NO_KEYS, Origins
-from ntt_backup.snapshot.take.local_copies import Copies
+from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.take.new_version import Report, Taken, take
 from ntt_backup.snapshot.take.walk import SnapshotSet
 from ntt_backup.snapshot.versions import open_manifest, versions

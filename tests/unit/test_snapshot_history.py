@@ -26,7 +26,7 @@ from ntt_backup.snapshot.names import SnapshotDamaged
 from ntt_backup.snapshot.restore.files import RestoreOptions
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.take import changed_file
-from ntt_backup.snapshot.take.local_copies import Copies
+from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.take.walk import SnapshotSet
 from tests.helpers.memory_store import MemoryStore
 from tests.unit.taker import KEYS, Taker, rewrite

@@ -43,8 +43,7 @@ from ntt_backup.snapshot.names import SnapshotDamaged, new_version
 from ntt_backup.snapshot.origins import NO_KEYS
 from ntt_backup.snapshot.take import changed_file, last_version
 from ntt_backup.snapshot.take import new_version as taking
-from ntt_backup.snapshot.take.last_version import LastVersion
-from ntt_backup.snapshot.take.local_copies import Copies, open_copies
+from ntt_backup.snapshot.take.last_version import Copies, LastVersion, open_copies
 from ntt_backup.snapshot.take.new_version import Taken
 from ntt_backup.snapshot.take.walk import SnapshotSet, WalkedFile, walk
 from ntt_backup.snapshot.versions import choose, facts, last_begun, names_of_host, versions

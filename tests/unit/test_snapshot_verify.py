@@ -14,7 +14,7 @@ from ntt_backup.snapshot.format.entry import DIRECTORY, Entry, Extent
 from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.format.super_blocks import read_super_block
 from ntt_backup.snapshot.names import FileName
-from ntt_backup.snapshot.take.local_copies import Copies
+from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.verify import VersionFindings, verify
 from ntt_backup.snapshot.versions import differences, open_manifest, versions
 from tests.fuzz.manifests import written

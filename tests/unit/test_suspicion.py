@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.backoff import Backoff, Outages
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import StoreSuspect
 from ntt_backup.model import Batch, Failure, Reason, Receipt
 from ntt_backup.source.store import Store
 from ntt_backup.upload.batch_outcomes import Judge, Outcomes
 from ntt_backup.upload.event_pipe import EventPipe
-from ntt_backup.upload.outages import Outages
 from ntt_backup.upload.queue import SendQueue
 from tests.unit.fakes import blobs
 

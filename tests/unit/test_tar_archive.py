@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntt_backup.blobdir.layout import Layout, relative_path
-from ntt_backup.upload.strategies.tar_archive import archive_length, tar_argv, tar_environment
+from ntt_backup.upload.strategies.tar import archive_length, tar_argv, tar_environment
 
 
 def fill(root: Path, sizes: Sequence[int]) -> list[str]:

@@ -55,8 +55,7 @@ from ntt_backup.snapshot.take.changed_file import (
     has_chattr_flags,
     xattrs,
 )
-from ntt_backup.snapshot.take.last_version import LastVersion, pieces
-from ntt_backup.snapshot.take.local_copies import Copies, cannot_keep
+from ntt_backup.snapshot.take.last_version import Copies, LastVersion, cannot_keep, pieces
 from ntt_backup.snapshot.take.walk import SnapshotSet, WalkedFile, walk
 from ntt_backup.snapshot.versions import (
     Version,

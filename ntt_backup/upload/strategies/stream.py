@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from hashlib import sha256
 from itertools import chain, islice
 from typing import Final
 
@@ -25,19 +26,21 @@ from ntt_backup.model import Batch, Blob, Failure, Reason
 from ntt_backup.name_hash import NEW_HASHER
 from ntt_backup.source.reader import BadSourceBlob, PieceHashes, Reader
 from ntt_backup.source.store import Store
-from ntt_backup.upload.strategies.codec import choose_codec
+from ntt_backup.upload.strategies.codec import MOST_PACK_BYTES, Codec, choose_codec
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
 from ntt_backup.upload.strategies.probe import Ahead, require_time
 from ntt_backup.upload.strategies.session import Rejection
-from ntt_backup.upload.strategies.stream_frames import Packer
 from ntt_backup.wire import framing, messages
-from ntt_backup.wire.framing import ProtocolError
+from ntt_backup.wire.framing import PACK_BYTES, ProtocolError
+from ntt_backup.wire.messages import PACK
 
 # Only a link within this machine, or to a neighbour, brings an answer back within this time.
 _NEAR_SECONDS: Final = 0.002
 # How many blobs are read without a sign of life: each takes seconds where the disk is very slow.
 _SIGN_BLOBS: Final = 16
 _NO_WORDS: Final = "the remote said no more about it"
+# Of empty blobs. Keeps the table small beside MAX_BLOBS.
+_MOST_BLOBS: Final = 8192
 
 
 def connect(spec: SessionSpec) -> ReceiverConnection:
@@ -58,6 +61,73 @@ def open_stream(spec: SessionSpec, store: Store, ahead: Ahead | None = None) -> 
     session = StreamSession(connection, store)
     session.detect_near_remote()
     return session
+
+
+class Packer:
+    """A pack that is being filled: small blobs share one frame, compressed where that pays.
+
+    A frame, a write and a checksum for every blob of a few hundred bytes would cost more than the
+    blob. So contents are read one behind the other into one buffer that is never reallocated;
+    before them, on the wire, goes a table of digests and sizes. See docs/protocol.md, PACK.
+
+    Args:
+        codec: Compresses the pack.
+        checksum: Whether packs carry a SHA-256, for a remote that cannot check the names.
+
+    Attributes:
+        used: The bytes of content in the pack.
+    """
+
+    def __init__(self, codec: Codec, *, checksum: bool) -> None:
+        self._codec = codec
+        self._checksum = checksum
+        # A blob that fits a pack fits behind a pack that is all but full, with a byte to spare that
+        # shows that it has ended.
+        self._buffer = memoryview(bytearray(MOST_PACK_BYTES + PACK_BYTES + 1))
+        self._blobids: list[str] = []
+        self._sizes: list[int] = []
+        self._full = 0
+        self.used = 0
+
+    @property
+    def space(self) -> memoryview:
+        """Returns the space for the next blob; a blob that fills it is too large for a pack."""
+        return self._buffer[self.used : self.used + PACK_BYTES + 1]
+
+    @property
+    def empty(self) -> bool:
+        return not self._sizes
+
+    def add(self, blobid: str, size: int) -> bool:
+        """Adds the blob that was just read into `space`. Returns whether the pack is full."""
+        if not self._sizes:
+            self._full = self._codec.pack_bytes  # Asked for each blob, it would take longer.
+        self._blobids.append(blobid)
+        self._sizes.append(size)
+        self.used += size
+        return self.used >= self._full or len(self._sizes) >= _MOST_BLOBS
+
+    def pop_frame(self) -> list[bytes | memoryview]:
+        """Empties the pack; returns its frame in pieces that hold until the next blob is read."""
+        digests = bytes.fromhex("".join(self._blobids))
+        table = memoryview(messages.table([digests], self._sizes))
+        content = self._buffer[: self.used]
+        checksum = b""
+        if self._checksum:
+            summed = sha256(table)
+            summed.update(content)
+            checksum = summed.digest()
+        raw_length = len(table) + len(content)
+        number, parts = self._codec.encode([table, content])
+        prefix = messages.part_prefix(number, raw_length, checksum)
+        length = len(prefix) + sum(map(len, parts))
+        self.clear()
+        return [framing.head(PACK, length) + prefix, *parts]
+
+    def clear(self) -> None:
+        self._blobids.clear()
+        self._sizes.clear()
+        self.used = 0
 
 
 class StreamSession(PipelinedSession):

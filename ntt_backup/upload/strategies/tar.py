@@ -3,7 +3,7 @@
 `tar | ssh | tar` pays ssh's handshake for every batch; at 28 ms that is most of the time for small
 blobs. Here a small loop in the remote's shell (`tar_loop.sh`) takes one archive after the other
 from its stdin. It knows where each ends because its length is sent first, which is known before tar
-has run (see `tar_archive`).
+has run (see `archive_length`).
 
 The next batch is sent while the remote still extracts and syncs the last one. After the archive
 comes one more line: `commit`, once the local tar has ended well, its length was as announced, and
@@ -21,11 +21,13 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from itertools import count
-from typing import Final
+from itertools import accumulate, count, pairwise
+from pathlib import Path
+from typing import BinaryIO, Final
 
+from ntt_backup.blobdir.layout import BY_HASH_LAYOUT, Layout
 from ntt_backup.client.channel import NOISE_LIMIT
 from ntt_backup.client.remote_errors import (
     explain_another,
@@ -40,15 +42,11 @@ from ntt_backup.model import Batch, Blob, total_size
 from ntt_backup.process.spawn import Child, start
 from ntt_backup.source.store import Inspection, Store
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
-from ntt_backup.upload.strategies.tar_archive import (
-    archive_length,
-    name_list,
-    tar_argv,
-    tar_environment,
-)
 
 _GREETING: Final = re.compile(rb"^NTT-TAR 2 (ready|fatal|gone|another) (.*)$")
 _LAST_WORD: Final = b"\nNTT-TAR 2 end\n"
+_BLOCK: Final = 512
+_RECORD: Final = 20 * _BLOCK
 
 
 def _loop(spec: SessionSpec) -> tuple[str, bytes]:
@@ -222,3 +220,76 @@ class TarSession(PipelinedSession):
 
 def _error_fd(child: Child) -> list[int]:
     return [child.stderr_fd] if child.stderr_fd >= 0 else []
+
+
+def archive_length(sizes: Iterable[int]) -> int:
+    """Returns the bytes of the archive that tar_argv writes for files of these sizes (bytes).
+
+    With the GNU format and names under 100 characters, an archive is a 512-byte header a file, the
+    content padded to 512, two empty blocks, and padding to records of 10 KiB. So its length follows
+    from the sizes alone, provided that tar is told every option that could change it.
+    """
+    blocks = sum(1 + -(-size // _BLOCK) for size in sizes)
+    return -(-(blocks + 2) * _BLOCK // _RECORD) * _RECORD
+
+
+def tar_argv(root: Path, layout: Layout = BY_HASH_LAYOUT) -> list[str]:
+    """Returns the argv of the local tar: NUL-separated names, relative to root, come from stdin.
+
+    Every option that would change the length or what arrives is named: hard links are sent as
+    content, owners and modes are fixed, and no name is read as an option. In the archive the blobs
+    lie as they do on every target.
+    """
+    return [
+        "tar",
+        "--create",
+        "--file=-",
+        "--format=gnu",
+        "--blocking-factor=20",
+        "--no-recursion",
+        "--hard-dereference",
+        "--owner=0",
+        "--group=0",
+        "--numeric-owner",
+        "--mode=0644",
+        *_renaming(layout),
+        f"--directory={root}",
+        "--null",
+        "--verbatim-files-from",
+        "--files-from=-",
+    ]
+
+
+def _renaming(layout: Layout) -> list[str]:
+    """Returns the option by which tar makes aa/bb/<blobid> of a path in a layout."""
+    if layout.text == BY_HASH_LAYOUT.text:
+        return []
+    # The digits in groups, each of which is in one directory of both layouts.
+    ends = {*accumulate(layout.widths)} if layout.file_at else set()
+    cuts = sorted({2, 4, *ends})
+    pattern = "^" if layout.file_at else "^.*/"
+    for begin, end in pairwise([0, *cuts]):
+        pattern += f"\\({'.' * (end - begin)}\\)" + ("/" if end in ends else "")
+    above, below = (
+        "".join(f"\\{number}" for number, end in enumerate(cuts, 1) if low < end <= low + 2)
+        for low in (0, 2)
+    )
+    return [f"--transform=s,{pattern}\\(.*\\)$,{above}/{below}/{_all(len(cuts) + 1)},"]
+
+
+def _all(groups: int) -> str:
+    return "".join(f"\\{number}" for number in range(1, groups + 1))
+
+
+def name_list(paths: Iterable[str]) -> BinaryIO:
+    """Returns the stdin for tar_argv, an anonymous file: nothing is left to clean up."""
+    names = os.fdopen(os.memfd_create("ntt-names", os.MFD_CLOEXEC), "wb")
+    names.write(b"".join(path.encode() + b"\0" for path in paths))
+    names.seek(0)
+    return names
+
+
+def tar_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns environ without TAR_OPTIONS and the like, and with messages in plain English."""
+    hidden = {"TAR_OPTIONS", "POSIXLY_CORRECT", "TAPE"}
+    return {**{k: v for k, v in environ.items() if k not in hidden}, "LC_ALL": "C"}
