@@ -94,7 +94,7 @@ class _Scan:
 
     def __post_init__(self) -> None:
         # Hosts that each hold a part may call their roots the same.
-        self.root = f"{self.tree.root} {self.tree.part}".rstrip()
+        self.root = f"{self.store.root} {self.store.part}".rstrip()
 
     def run(self, on_begin: Callable[[str | None], None], *, restart: bool) -> ScanResult:
         result, root = self.result, self.root

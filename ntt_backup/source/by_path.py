@@ -113,7 +113,7 @@ class FirstReader:
         content = self._buffer[:count]
         if hasher is not None:
             hasher.update(content)
-        return NEW_HASHER[self._tree.hash](content).hexdigest(), count
+        return NEW_HASHER[self._store.hash](content).hexdigest(), count
 
     def _unreadable(self, below: str, error: OSError) -> BadFile:
         if error.errno in (errno.EISDIR, errno.EAGAIN):

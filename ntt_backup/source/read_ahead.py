@@ -22,16 +22,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from itertools import compress
-from pathlib import Path
 from statistics import median
 from threading import Event
 from typing import Final, Literal, TypeVar
 
 from ntt_backup.blobdir.descriptors import DIRECTORY, FILE, closing, open_untouched
-from ntt_backup.blobdir.layout import BY_HASH_LAYOUT, Layout, is_blobid
+from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.model import Blob
 from ntt_backup.process.memory import SharedNumber, new_buffer
-from ntt_backup.source.paths import Paths
+from ntt_backup.source.store import Store
 
 Order = Literal["auto", "hash", "inode", "extent"]
 Claimed = list[tuple[Blob, int]]
@@ -68,29 +67,15 @@ class ReadAhead:
     """Reads blobs of a store ahead.
 
     Args:
-        root: The store.
+        store: The store.
         order: The setting `source.read_order`; `auto` is `extent` if a sample of the claimed blobs
             is slow to read, else `hash`.
-        alive: Is called during waits.
-        paths: The paths of blobs; None where their names say where they lie.
         turn: The end of the turn of a worker in monotonic seconds, shared by all workers.
-        layout: Where blobs lie whose names say that.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        order: Order,
-        alive: Callable[[], None] = lambda: None,
-        turn: SharedNumber | None = None,
-        paths: Paths | None = None,
-        layout: Layout = BY_HASH_LAYOUT,
-    ) -> None:
-        self._root = root
-        self._paths = paths
-        self._layout = layout
+    def __init__(self, store: Store, order: Order, turn: SharedNumber | None = None) -> None:
+        self._store = store
         self._order = order
-        self._alive = alive
         self._turn = turn or SharedNumber(0.0)
         self._unread: set[str] = set()
         self._began = 0.0
@@ -192,7 +177,7 @@ class ReadAhead:
         """Yields the result of a function for each blob, in order, computed by all threads."""
         some = [blobs[at : at + _A_TASK] for at in range(0, len(blobs), _A_TASK)]
         for found in self._threads.map(lambda task: [what(one) for one in task], some):
-            self._alive()
+            self._store.alive()
             yield from found
 
     def _is_slow(self, claimed: Claimed) -> bool:
@@ -204,14 +189,14 @@ class ReadAhead:
         return median(took) > _SLOW_SECONDS
 
     def _by_inode(self, claimed: Claimed) -> Claimed:
-        if self._paths is not None:  # Neighbours were mostly written one after the other.
+        if self._store.paths is not None:  # Neighbours were mostly written one after the other.
             return sorted(claimed, key=lambda one: self._path(one[0]))
-        directory = self._layout.directory
+        directory = self._store.layout.directory
         places = sorted({directory(one.blobid) for one, _ in claimed if is_blobid(one.blobid)})
         inodes: dict[str, int] = {}
         for found in self._threads.map(self._listed, places):
             inodes.update(found)
-            self._alive()
+            self._store.alive()
         return sorted(claimed, key=lambda one: inodes.get(one[0].blobid, 0))
 
     def _by_place(self, claimed: Claimed) -> Claimed:
@@ -221,8 +206,8 @@ class ReadAhead:
 
     def _listed(self, place: str) -> list[tuple[str, int]]:
         """Returns blobids and inodes of a directory; nothing if it cannot be listed."""
-        path = str(self._root / place)
-        before = place.replace("/", "") if self._layout.file_at else ""
+        path = str(self._store.root / place)
+        before = place.replace("/", "") if self._store.layout.file_at else ""
         found: list[tuple[str, int]] = []
         with (
             suppress(OSError),
@@ -233,13 +218,12 @@ class ReadAhead:
         return found
 
     def _opened(self, blob: Blob) -> AbstractContextManager[int]:
-        return closing(open_untouched(str(self._root / self._path(blob)), FILE))
+        path = self._store.root / self._store.path_of(blob.blobid)
+        return closing(open_untouched(str(path), FILE))
 
     def _path(self, blob: Blob) -> str:
-        if self._paths is None:
-            return self._layout.path_of(blob.blobid)
         with suppress(OSError):
-            return self._paths.of(blob.blobid, self._root)
+            return self._store.path_of(blob.blobid)
         return ""
 
     def _read(self, blob: Blob) -> float:

@@ -42,7 +42,7 @@ class Reader(SourceTree):
     """Reads the blobs of a batch in any order. Not thread-safe."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store.root, paths=store.paths, layout=store.layout, hash_=store.hash)
+        super().__init__(store)
         self._hash = NEW_HASHER[store.hash]
         self._digits, self._file_at = store.layout.digits, store.layout.file_at
         self._flags = FILE | NOATIME
@@ -60,7 +60,7 @@ class Reader(SourceTree):
         if not is_blobid(blobid):
             return self._explain(blob, into)
         try:
-            if self._paths is not None:
+            if self.store.paths is not None:
                 fd = self.open(self.path_of(blobid))
             else:
                 if blobid[: self._digits] != self._prefix:

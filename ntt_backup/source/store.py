@@ -16,7 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Final, Self
@@ -68,32 +68,16 @@ class SourceTree(Tree):
     descriptors or memory.
 
     Args:
-        root: The root.
-        alive: Is called regularly while content is hashed.
-        paths: The paths of blobs; None where their names say where they lie.
-        layout: Where they lie then.
-        hash_: The hash of names.
+        store: The store.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        alive: Callable[[], None] = lambda: None,
-        paths: Paths | None = None,
-        layout: Layout = BY_HASH_LAYOUT,
-        part: Part = ALL_BLOBS,
-        hash_: HashOfNames = "blake3",
-    ) -> None:
-        self.hash = hash_
-        self.root = root
-        self._alive = alive
-        self._paths = paths
-        self.part = part
+    def __init__(self, store: Store) -> None:
+        self.store = store
         try:
-            fd = open_untouched(str(root), DIRECTORY & ~os.O_NOFOLLOW)
+            fd = open_untouched(str(store.root), DIRECTORY & ~os.O_NOFOLLOW)
         except OSError as error:
             raise self._unusable(error) from error
-        super().__init__(fd, kept=KEPT_DIRECTORIES, layout=layout)
+        super().__init__(fd, kept=KEPT_DIRECTORIES, layout=store.layout)
         self._buffer: memoryview | None = None
 
     def __enter__(self) -> Self:
@@ -106,14 +90,14 @@ class SourceTree(Tree):
     def level(self, parent: str) -> Iterator[str | Stray]:
         """Yields what `Tree.level` does, without the prefixes of other hosts."""
         for one in super().level(parent):
-            if parent or isinstance(one, Stray) or self.part.has(one):
+            if parent or isinstance(one, Stray) or self.store.part.has(one):
                 yield one
 
     def outside(self) -> list[str]:
         """Returns a blob of each prefix that the store has and this host is not to hold."""
         found: dict[str, str] = {}
-        for path in () if self.part.whole else super().level(""):
-            if isinstance(path, str) and not self.part.has(path) and path[:2] not in found:
+        for path in () if self.store.part.whole else super().level(""):
+            if isinstance(path, str) and not self.store.part.has(path) and path[:2] not in found:
                 directories = (one for one in self.directories(below=path) if isinstance(one, str))
                 blobs = (one for directory in directories for one in self.entries(directory))
                 found |= {
@@ -137,17 +121,8 @@ class SourceTree(Tree):
             raise self._unusable(error) from error
 
     def path_of(self, blobid: str) -> str:
-        """Returns the path of a blob below the root.
-
-        Raises:
-            ValueError: It is no blobid.
-            FileNotFoundError: No path of the blob is known.
-        """
-        return (
-            self.layout.path_of(blobid)
-            if self._paths is None
-            else self._paths.of(blobid, self.root)
-        )
+        """Returns the path of a blob below the root, as `Store.path_of`."""
+        return self.store.path_of(blobid)
 
     def examine(
         self, blob: Blob, *, verify: bool, also: Callable[[memoryview], object] | None = None
@@ -161,8 +136,8 @@ class SourceTree(Tree):
         """
         if not is_blobid(blob.blobid):
             return Failure(blob.blobid, Reason.BAD_BLOBID, "not 64 lowercase hex digits")
-        outcome = self._examine(blob, verify, also)
-        while isinstance(outcome, Failure) and self._paths and self._paths.drop_first(blob.blobid):
+        outcome, paths = self._examine(blob, verify, also), self.store.paths
+        while isinstance(outcome, Failure) and paths and paths.drop_first(blob.blobid):
             outcome = self._examine(blob, verify, also)
         return outcome
 
@@ -198,15 +173,16 @@ class SourceTree(Tree):
 
         Then the setting is wrong, and no blob is.
         """
-        for other in NEW_HASHER.keys() - {self.hash}:
+        ours = self.store.hash
+        for other in NEW_HASHER.keys() - {ours}:
             hasher = NEW_HASHER[other](b"")
             with suppress(OSError):
                 os.lseek(fd, 0, os.SEEK_SET)
                 self.hash_content(fd, hasher.update)
             if hasher.hexdigest() == blobid:
                 raise ConfigError(
-                    f"the names in the store are {SHOWN[other]}, and source.hash is {self.hash}",
-                    detail=f"{self.root}/{self.path_of(blobid)}",
+                    f"the names in the store are {SHOWN[other]}, and source.hash is {ours}",
+                    detail=f"{self.store.root}/{self.path_of(blobid)}",
                     hint=f'set source.hash = "{other}"',
                 )
 
@@ -242,14 +218,14 @@ class SourceTree(Tree):
             also: Gets each piece of the content.
         """
         buffer = self._buffer = self._buffer or memoryview(bytearray(READ_SIZE))
-        hasher = NEW_HASHER[self.hash]()
+        hasher = NEW_HASHER[self.store.hash]()
         size = 0
         while count := os.readv(fd, [buffer]):
             hasher.update(buffer[:count])
             if also is not None:
                 also(buffer[:count])
             size += count
-            self._alive()
+            self.store.alive()
         return hasher.hexdigest(), size
 
     def require_life(self, failed: Sequence[Failure], *, nothing_sent: bool) -> None:
@@ -265,18 +241,17 @@ class SourceTree(Tree):
         reasons = {failure.reason for failure in failed} - {Reason.BAD_BLOBID}
         if not nothing_sent or not reasons or not reasons <= _NO_SIGN_OF_LIFE:
             return
-        more = (self.layout, self.part, self.hash)
-        with SourceTree(self.root, self._alive, self._paths, *more) as now:
+        with self.store.tree() as now:
             now.sign_of_life()
             if not os.path.samestat(os.fstat(now.fd), os.fstat(self.fd)):
                 raise SourceError(
-                    f"the store {self.root} was replaced while it was read",
+                    f"the store {self.store.root} was replaced while it was read",
                     hint="a disk was mounted or unmounted: start again when it is in place",
                 )
 
     def sign_of_life(self) -> str:
         """Returns a few words on the store. Raises SourceError if no blob can be read."""
-        if self._paths is not None:
+        if self.store.paths is not None:
             return self._entries_at_the_root()
         prefixes: list[str] = []
         refused = linked = ""
@@ -298,12 +273,12 @@ class SourceTree(Tree):
             if refused.endswith(_ELSEWHERE):
                 hint = f"correct source.layout, which is {self.layout.text}"
             raise SourceError(
-                f"nothing in the store {self.root} can be read", detail=refused, hint=hint
+                f"nothing in the store {self.store.root} can be read", detail=refused, hint=hint
             )
         if not prefixes:
-            part, first = str(self.part), f"{self.part.prefixes[0]:02x}".ljust(64, "0")
+            part, first = str(self.store.part), f"{self.store.part.prefixes[0]:02x}".ljust(64, "0")
             raise SourceError(
-                f"the store {self.root} is empty",
+                f"the store {self.store.root} is empty",
                 detail=f"no directory in it has {_DIGITS[self.layout.widths[0]]} hex digits for a"
                 " name" + f" of {part}" * bool(part),
                 hint=f"mount its disk, or correct source.root{' or source.prefixes' * bool(part)};"
@@ -320,7 +295,7 @@ class SourceTree(Tree):
             raise self._unusable(error) from error
         if not names:
             raise SourceError(
-                f"the store {self.root} is empty",
+                f"the store {self.store.root} is empty",
                 hint="mount its disk, or correct source.root",
             )
         return many(len(names), "entry", "entries")
@@ -356,7 +331,7 @@ class SourceTree(Tree):
             " programs",
         }
         return SourceError(
-            f"cannot read the store {self.root}",
+            f"cannot read the store {self.store.root}",
             detail=error.strerror or str(error),
             hint=hints.get(error.errno or 0, "look at its disk or mount, then start again"),
         )
@@ -382,36 +357,27 @@ class Inspection:
     stamps: list[Stamp]
 
 
+@dataclass(frozen=True)
 class Store:
     """The directory that holds the blobs, `aa/bb/<blobid>` as a rule.
 
-    Args:
+    Attributes:
         root: The directory, which need not exist yet.
         alive: Is called regularly while blobs are inspected and hashed.
         grace: The seconds since its last change for which a file may still be being written.
         paths: The paths of blobs; None where their names say where they lie.
         layout: Where they lie then.
         part: The part of it that this host holds. What lies beside that proves nothing.
-        hash_: The hash of names.
+        hash: The hash of names.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        alive: Callable[[], None] = lambda: None,
-        grace: float = 0.0,
-        paths: Paths | None = None,
-        layout: Layout = BY_HASH_LAYOUT,
-        part: Part = ALL_BLOBS,
-        hash_: HashOfNames = "blake3",
-    ) -> None:
-        self.hash = hash_
-        self.root = root
-        self.part = part
-        self._alive = alive
-        self.grace = grace
-        self.paths = paths
-        self.layout = layout
+    root: Path
+    alive: Callable[[], None] = lambda: None
+    grace: float = 0.0
+    paths: Paths | None = None
+    layout: Layout = BY_HASH_LAYOUT
+    part: Part = ALL_BLOBS
+    hash: HashOfNames = "blake3"
 
     @classmethod
     def of(
@@ -420,22 +386,30 @@ class Store:
         alive: Callable[[], None] = lambda: None,
         paths: Paths | None = None,
     ) -> Self:
-        """Returns the store of the settings. alive, paths: as of the class."""
+        """Returns the store of the settings."""
         names = (source.path_layout, source.part, source.hash)
         return cls(source.root, alive, source.grace, paths, *names)
 
     def tree(self) -> SourceTree:
         """Opens the root by its path. Raises SourceError."""
-        more = (self.layout, self.part, self.hash)
-        return SourceTree(self.root, self._alive, self.paths, *more)
+        return SourceTree(self)
+
+    def path_of(self, blobid: str) -> str:
+        """Returns the path of a blob below the root.
+
+        Raises:
+            ValueError: It is no blobid.
+            FileNotFoundError: No path of the blob is known.
+        """
+        return (
+            self.layout.path_of(blobid) if self.paths is None else self.paths.of(blobid, self.root)
+        )
 
     def ready_for(self, blobs: Iterable[Blob]) -> Store:
         """Returns the store with the paths of some blobs, for one thread. Looks all up at once."""
         if self.paths is None or self.paths.are_told:
             return self
-        paths = self.paths.found_for([blob.blobid for blob in blobs])
-        more = (self.layout, self.part, self.hash)
-        return Store(self.root, self._alive, self.grace, paths, *more)
+        return replace(self, paths=self.paths.found_for([blob.blobid for blob in blobs]))
 
     def probe(self) -> str:
         """Returns a few words on the store. Raises SourceError if no blob can be read."""
@@ -532,7 +506,7 @@ class Store:
     def _alive_for(self, blobs: Sequence[Blob]) -> Iterator[Blob]:
         """Yields the blobs, and calls alive for each, since a slow disk may take long."""
         for blob in blobs:
-            self._alive()
+            self.alive()
             yield blob
 
 

@@ -189,14 +189,7 @@ def make_worker(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe)
         remote.expect(session.identity)
         return session
 
-    ahead = ReadAhead(
-        store.root,
-        settings.source.read_order,
-        lambda: pipe.sent(0),
-        spec.turn,
-        store.paths,
-        store.layout,
-    )
+    ahead = ReadAhead(store, settings.source.read_order, spec.turn)
     reads = None
     if settings.by_path:
         from ntt_backup.upload.first_reads import FirstReads

@@ -10,6 +10,7 @@ from typing import Any, cast
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.model import Blob
 from ntt_backup.source.read_ahead import ReadAhead
+from ntt_backup.source.store import Store
 from ntt_backup.upload.worker import Worker
 from tests.unit.fakes import FakeCatalog, FakeDisk, FakePipe, FakeRemote, FakeStore, Script, blobs
 
@@ -31,7 +32,7 @@ class Scene:
             "0",
             RunSettings(**{**QUICK, **run}),
             cast(Any, self.store),
-            cast(Any, ahead or ReadAhead(Path("/nowhere"), "hash")),
+            cast(Any, ahead or ReadAhead(Store(Path("/nowhere")), "hash")),
             self.remote.connect,
             cast(Any, self.catalog.connect),
             cast(Any, self.pipe),

@@ -18,6 +18,7 @@ from ntt_backup.model import Blob
 from ntt_backup.process.memory import SharedNumber
 from ntt_backup.source import read_ahead
 from ntt_backup.source.read_ahead import Claimed, Order, ReadAhead
+from ntt_backup.source.store import Store
 from tests.helpers.waiting import wait_until
 
 
@@ -37,7 +38,7 @@ def claimed(tmp_path: Path) -> Claimed:
 def test_what_was_claimed_comes_in_the_order_of_the_disk(
     tmp_path: Path, claimed: Claimed, order: Order
 ) -> None:
-    ahead = ReadAhead(tmp_path, order)
+    ahead = ReadAhead(Store(tmp_path), order)
     arranged = ahead.arranged(claimed)
     assert sorted(arranged, key=str) == sorted(claimed, key=str)
     assert ahead.batches > 1
@@ -54,14 +55,14 @@ def test_where_reading_is_slow_the_places_on_the_disk_are_the_order(
     monkeypatch.setattr(ReadAhead, "_is_slow", lambda *_: True)
     monkeypatch.setattr(ReadAhead, "_place", lambda _, one: known and by_name[one.blobid])
     signs: list[None] = []
-    arranged = ReadAhead(tmp_path, "auto", lambda: signs.append(None)).arranged(claimed)
-    wanted = claimed[::-1] if known else ReadAhead(tmp_path, "inode").arranged(claimed)
+    arranged = ReadAhead(Store(tmp_path, lambda: signs.append(None)), "auto").arranged(claimed)
+    wanted = claimed[::-1] if known else ReadAhead(Store(tmp_path), "inode").arranged(claimed)
     assert arranged == wanted
     assert signs
 
 
 def test_without_an_order_nothing_is_rearranged(tmp_path: Path, claimed: Claimed) -> None:
-    ahead = ReadAhead(tmp_path, "hash")
+    ahead = ReadAhead(Store(tmp_path), "hash")
     assert ahead.arranged(claimed) == claimed
     assert ahead.batches == 1
 
@@ -75,7 +76,7 @@ def test_what_cannot_be_read_is_left_to_the_sender(
     (tmp_path / "aa" / "aa" / ("a" * 64)).symlink_to("/dev/zero")
     all_of_it = [*claimed, *((one, 0) for one in (*odd, Blob("a" * 64, 1)))]
     random.Random(1).shuffle(all_of_it)
-    assert sorted(ReadAhead(tmp_path, order).arranged(all_of_it), key=str) == sorted(
+    assert sorted(ReadAhead(Store(tmp_path), order).arranged(all_of_it), key=str) == sorted(
         all_of_it, key=str
     )
 
@@ -96,7 +97,7 @@ def test_one_worker_reads_at_a_time(
     monkeypatch.setattr(read_ahead, "time", clock)
     monkeypatch.setattr(read_ahead, "_THREADS", 1)
     monkeypatch.setattr(ReadAhead, "_read", read)
-    ahead = ReadAhead(tmp_path, "inode", turn=turn)
+    ahead = ReadAhead(Store(tmp_path), "inode", turn=turn)
     some = [one for one, _ in ahead.arranged(claimed)]
     wait_until(waits.is_set, "it waits for its turn")
     assert ahead.reading
@@ -109,7 +110,7 @@ def test_one_worker_reads_at_a_time(
 
 
 def test_a_worker_that_was_killed_holds_up_nobody(tmp_path: Path, claimed: Claimed) -> None:
-    ahead = ReadAhead(tmp_path, "inode", turn=SharedNumber(time.monotonic() + 0.2))
+    ahead = ReadAhead(Store(tmp_path), "inode", turn=SharedNumber(time.monotonic() + 0.2))
     some = [one for one, _ in ahead.arranged(claimed)]
     wait_until(lambda: ahead.has_read(some), "all is read")
 
@@ -127,7 +128,7 @@ def test_where_the_disk_does_not_answer_nothing_is_waited_for(
     monkeypatch.setattr(ReadAhead, "_read", read)
     monkeypatch.setattr(read_ahead, "_TURN_SECONDS", 60.0)
     turn = SharedNumber(0.0)
-    ahead = ReadAhead(tmp_path, "inode", turn=turn)
+    ahead = ReadAhead(Store(tmp_path), "inode", turn=turn)
     ahead.arranged(claimed)
     wait_until(lambda: len(asked) == read_ahead._THREADS, "all threads read")
     assert ahead.reading
@@ -169,9 +170,9 @@ def test_what_the_kernel_has_dropped_is_read_again(
     monkeypatch.setattr(os, "posix_fadvise", cache.advise)
     # The catalog may say more than there is.
     some = [Blob(one.blobid, 99) for one, _ in claimed]
-    with ReadAhead(tmp_path, "hash").at_hand(some):
+    with ReadAhead(Store(tmp_path), "hash").at_hand(some):
         assert not cache.calls
-    with ReadAhead(tmp_path, "inode").at_hand(some):
+    with ReadAhead(Store(tmp_path), "inode").at_hand(some):
         needed = sum(-(-len(str(nth)) // cache.STEP) for nth in range(len(some)))
         assert cache.calls == needed
         cache.here.clear()
@@ -191,7 +192,7 @@ def test_what_waits_long_to_be_sent_is_not_kept_at_hand(
         ended.set()
 
     monkeypatch.setattr(ReadAhead, "_keep", keep_and_tell)
-    with ReadAhead(tmp_path, "inode").at_hand([one for one, _ in claimed[:2]]):
+    with ReadAhead(Store(tmp_path), "inode").at_hand([one for one, _ in claimed[:2]]):
         wait_until(ended.is_set, "it ends")
 
 
@@ -204,7 +205,7 @@ def test_where_no_thread_can_be_started_nothing_is_read_ahead(
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     others_turn = SharedNumber(time.monotonic() + 60)
-    arranged = ReadAhead(tmp_path, order, turn=others_turn).arranged(claimed)
+    arranged = ReadAhead(Store(tmp_path), order, turn=others_turn).arranged(claimed)
     assert sorted(arranged, key=str) == sorted(claimed, key=str)
 
 
@@ -215,7 +216,7 @@ def test_reading_ahead_leaves_access_times_as_they_are(
     paths = list(tmp_path.rglob("*"))
     for path in paths:
         os.utime(path, (1, path.stat().st_mtime))
-    ahead = ReadAhead(tmp_path, order)
+    ahead = ReadAhead(Store(tmp_path), order)
     ahead.arranged(claimed)
     ahead._threads.shutdown()
     assert {path.stat().st_atime for path in paths} == {1}

@@ -24,7 +24,7 @@ from ntt_backup.blobdir.layout import is_blobid, relative_path
 from ntt_backup.blobdir.walk import Stray, StrayKind
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob, Failure, Reason
-from ntt_backup.source.store import KEPT_DIRECTORIES, READ_SIZE, SourceTree, Store
+from ntt_backup.source.store import KEPT_DIRECTORIES, READ_SIZE, Store
 from tests.helpers.blobs import path_of, put, put_as
 
 NOBODY = 65534
@@ -243,7 +243,7 @@ def test_a_directory_full_of_strays_is_walked_in_constant_memory(tmp_path: Path)
         (tmp_path / f"no blob {number}").touch()
     (tmp_path / "00" / "00").mkdir(parents=True)
     strays = 0
-    with SourceTree(tmp_path) as tree:
+    with Store(tmp_path).tree() as tree:
         tracemalloc.start()
         try:
             for entry in tree.directories():
@@ -459,7 +459,7 @@ def walk(root: Path, after: str | None = None) -> tuple[list[str], set[str], lis
     directories: list[str] = []
     blobids: set[str] = set()
     strays: list[Stray] = []
-    with SourceTree(root) as tree:
+    with Store(root).tree() as tree:
         for directory in tree.directories(after):
             if isinstance(directory, Stray):
                 strays.append(directory)
@@ -531,7 +531,7 @@ def test_a_file_system_that_goes_away_under_a_walk_is_no_stray(
 ) -> None:
     path = relative_path(blobs[0].blobid)
     fail_to_open(monkeypatch, path[3:5], errno.ESTALE)
-    with SourceTree(root) as tree:
+    with Store(root).tree() as tree:
         with pytest.raises(SourceError, match="Stale"):
             tree.lstat(path)
         with pytest.raises(SourceError, match="Stale"):

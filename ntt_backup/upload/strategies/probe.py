@@ -129,7 +129,7 @@ def trial(hash_: HashOfNames = "blake3") -> Iterator[tuple[Store, list[Batch]]]:
                 detail=error.strerror or str(error),
                 hint="free space in /tmp, or set TMPDIR to a directory that has some",
             ) from error
-        yield Store(place, hash_=hash_), batches
+        yield Store(place, hash=hash_), batches
 
 
 def _make(root: Path, size: int, hash_: HashOfNames) -> Blob:
