@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -102,3 +103,20 @@ def test_a_tag_and_the_program_name_the_same_version() -> None:
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this is no clone")
     assert tags in ([], [f"v{ntt_backup.__version__}"])
+
+
+def test_workflows_call_only_scripts_of_the_repository() -> None:
+    """What CI does elsewhere can be done here."""
+    workflows = sorted((PROJECT / ".github" / "workflows").glob("*.yml"))
+    assert len(workflows) == 3
+    scripts = r"(?<![\w/])(?:\.ci|bin|tests)/[\w/-]+"
+    called = {
+        one for path in workflows for one in re.findall(rf"run: .*?({scripts})", path.read_text())
+    }
+    assert called >= {".ci/run", "bin/test", "bin/demo", "bin/release"}
+    for one in called:
+        assert os.access(PROJECT / one, os.X_OK), one
+    versions = re.search(r"python: \[(.*)\]", (workflows[0]).read_text())
+    assert versions
+    metadata = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    assert metadata["project"]["requires-python"] == ">=" + versions[1].split('"')[1]
