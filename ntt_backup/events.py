@@ -308,8 +308,26 @@ class BatchComplete(WorkerEvent):
         )
 
 
+class CatalogMoved(WorkerEvent):
+    """The catalog is served by another primary: a standby was promoted.
+
+    What the old primary had committed and the new one lacks is done again.
+    """
+
+    level = "warning"
+    server: Annotated[str, doc("the host and port of the new primary")]
+    timeline: Annotated[Positive, doc("its timeline")]
+    before: Annotated[Positive, doc("the timeline of the primary before")]
+
+    def _text(self) -> str:
+        return (
+            f"the catalog has moved to {self.server} (timeline {self.timeline}, before"
+            f" {self.before}): marks that the new primary lacks are made again"
+        )
+
+
 class MarksLost(WorkerEvent):
-    """The server of the catalog crashed and lost the last marks.
+    """The server of the catalog crashed, or a standby took its place, and the last marks are lost.
 
     Blobs that batch_complete counted as copied are pending, and are sent again. They do not count
     as copied until then.

@@ -9,20 +9,23 @@ up on an outage.
 from __future__ import annotations
 
 import logging
+import math
 import pwd
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
-from psycopg.abc import AdaptContext
+from psycopg.abc import RV, AdaptContext, PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from ntt_backup.catalog.latest_server import LATEST
 from ntt_backup.config.display import PUBLIC_PARAMETERS
 from ntt_backup.errors import (
     CatalogError,
@@ -39,6 +42,7 @@ logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 _DETAIL_LENGTH = 500
 _DRILL = "ntt-backup-remote/drill"
+_PROBE = "ntt-backup-remote/probe"
 _SHOWN = 3
 _KEEPALIVE: dict[str, Any] = {
     "connect_timeout": 10,
@@ -48,6 +52,14 @@ _KEEPALIVE: dict[str, Any] = {
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,
 }
+
+# How psycopg says which hosts it has tried, and what each one said.
+_ATTEMPT = re.compile(
+    r"^- host: (.+?), port: (.+?), hostaddr: .+?: (.*?)(?=^- host: |\Z)", re.MULTILINE | re.DOTALL
+)
+_OF_LIBPQ = re.compile(r"^connection failed: |connection to server (at|on) .*? failed: ")
+_UNANSWERED = re.compile(r"timeout expired|does not answer")
+_READ_ONLY = re.compile(r"session is read-only|in hot standby mode")
 
 # A pooler lends first the session that came back last: one try is enough, unless it is busy.
 _BORROWINGS = 5
@@ -64,8 +76,9 @@ _NOT_LET_IN = re.compile(
 )
 INIT_DB = "run `ntt-backup-remote init-db`"
 _HINTS = {
-    "25006": "the server is a standby (point catalog.url at the primary), or"
-    " default_transaction_read_only is on for this role or database",
+    "25006": "the server is a standby (let catalog.url name all hosts, with"
+    " target_session_attrs=read-write), or default_transaction_read_only is on for this role or"
+    " database",
     "3D000": "create the database with createdb, or correct catalog.url (NTT_DB_URL), or the"
     " --database of a drill",
     "42P01": INIT_DB,
@@ -83,6 +96,9 @@ WHO_KEEPS_ROWS = (
 _SERVICE_USER = "ntt-backup"
 _OF_ROOT = re.compile(r"(role|user) \"root\"")
 _AWAY_HINT = "check that PostgreSQL runs on that host, and catalog.url (NTT_DB_URL)"
+_NO_PRIMARY_HINT = (
+    "promote a standby; where a host is the primary, default_transaction_read_only is on there"
+)
 
 
 _HEADER = re.compile(r"^-- name: (\w+)\n(?:^--.*\n)+", re.MULTILINE)
@@ -178,6 +194,22 @@ def shown(name: str, **parts: sql.Composable) -> str:
     return fragment(name, **parts).as_string(None) + ";"
 
 
+class Server(NamedTuple):
+    """The server that answers in a session.
+
+    Attributes:
+        system: The identifier of the cluster; all its standbys have the same. "" where it is not
+            known, as the server does not let us ask.
+        timeline: The timeline of a primary: a standby that is promoted begins the next one. 0 where
+            it is not known.
+        started: When the server started, which tells two servers of one timeline apart.
+    """
+
+    system: str = ""
+    timeline: int = 0
+    started: str = ""
+
+
 class Connection(psycopg.Connection[tuple[Any, ...]]):
     """A session of ours.
 
@@ -186,12 +218,61 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     where the path names no schema that exists.
     privileged: whoever logged in has rights beyond the database, or may become a role that has.
     part: the part of the blobs that the session is about, see `{mine}` in `sql/`.
+    url: of the catalog. server: which server answers. patience_s: after so many seconds without a
+    byte from the server, see `_look_for_server`.
     """
 
+    url = ""
+    server = Server()
+    patience_s = math.inf
     search_path = ""
     schema: str | None = None
     privileged = False
     part = ALL_BLOBS
+
+    def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
+        """Waits for the server as psycopg does, but not for a server that answers nobody."""
+        return super().wait(self._watched(gen), *args, **kwargs)
+
+    def _watched(self, gen: PQGen[RV]) -> Generator[Any, Any, RV]:
+        heard = time.monotonic()
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready:
+                    heard = time.monotonic()
+                elif time.monotonic() - heard >= self.patience_s:
+                    self._look_for_server()
+                    heard = time.monotonic()
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            value: RV = end.value
+            return value
+
+    def _look_for_server(self) -> None:
+        """Ends the session where a new one finds no server, or another one.
+
+        The kernel of a host whose server stands still, and a proxy before a server that is cut
+        off, keep a connection alive for ever. A server that has a long statement to do answers
+        others meanwhile.
+
+        Raises:
+            psycopg.OperationalError: The session was ended.
+        """
+        found = "nor does one answer a new session"
+        try:
+            if self.url:
+                with _open(self.url, _PROBE) as other:
+                    other.patience_s = _seconds(self.url, "connect_timeout", 1)
+                    if _server(other) == self.server:
+                        return
+                found = "and another server answers a new session"
+        except psycopg.Error as error:
+            if not _UNANSWERED.search(str(error)):
+                return  # Whoever refuses is alive.
+        self.close()
+        raise psycopg.OperationalError(f"the server does not answer a statement, {found}")
 
     def rows(
         self, name: str, values: Mapping[str, object] | None = None, /, **parts: sql.Composable
@@ -232,33 +313,27 @@ def connect(
 
     Raises:
         ConfigError: The url is malformed.
-        CatalogUnavailable: The server does not answer.
+        CatalogUnavailable: The server does not answer, or is an old primary.
         CatalogRefused: It refuses, the role has more rights than those who can put code there, or
             another table is meant.
     """
-    given = _parameters(url)
-    options: dict[str, Any] = {key: value for key, value in _KEEPALIVE.items() if key not in given}
     try:
-        conn = Connection.connect(
-            url,
-            autocommit=True,
-            prepare_threshold=None,
-            client_encoding="utf8",
-            application_name=application_name,
-            **options,
-        )
+        conn = _open(url, application_name)
     except psycopg.Error as error:
         raise _translate(error, f"accept our connection ({describe(url)})") from error
-    conn.part = part
+    conn.part, conn.url = part, url
+    conn.patience_s = _seconds(url, "tcp_user_timeout", 1000)
     try:
         with translated("set up the connection"):
             ((conn.search_path, conn.schema, conn.privileged, compared),) = conn.rows(
                 "begin_session", privileged=privileged()
             )
+            conn.server = _server(conn)
             conn.rows("set_defaults")
             if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
                 # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
                 configure(conn, "client_encoding", "latin1")
+            LATEST.require(conn.server.system, conn.server.timeline)
             refuse_code_of_others(conn, tables=not no_tables)
             if not no_tables and compared:
                 check_one_table(conn)
@@ -266,6 +341,36 @@ def connect(
         conn.close()
         raise
     return conn
+
+
+def _open(url: str, application_name: str) -> Connection:
+    given = _parameters(url)
+    options: dict[str, Any] = {key: value for key, value in _KEEPALIVE.items() if key not in given}
+    return Connection.connect(
+        url,
+        autocommit=True,
+        prepare_threshold=None,
+        client_encoding="utf8",
+        application_name=application_name,
+        **options,
+    )
+
+
+def _seconds(url: str, parameter: str, divisor: int) -> float:
+    """Returns a limit of a connection string in seconds; infinity where there is none."""
+    try:
+        return int(_parameters(url).get(parameter) or _KEEPALIVE[parameter]) / divisor or math.inf
+    except ValueError:
+        return math.inf
+
+
+def _server(conn: Connection) -> Server:
+    try:
+        return Server(*conn.rows("server")[0])
+    except psycopg.Error:
+        if conn.closed:
+            raise
+        return Server()  # Not every service lets its users ask.
 
 
 def check_one_table(conn: Connection) -> None:
@@ -519,20 +624,34 @@ def _parameters(url: str) -> dict[str, Any]:
 
 
 def _translate(error: psycopg.Error, doing: str) -> CatalogError:
+    tried = _tried(error)
     said = error.diag.message_primary or str(error).removeprefix("connection is bad: ")
+    if tried:
+        said = "; ".join(f"{host}: {_OF_LIBPQ.sub('', text)}" for host, text in tried.items())
     detail = " ".join(said.split())[:_DETAIL_LENGTH]
     state = error.sqlstate or ""
     lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    lost = lost and not state and not _NOT_LET_IN.search(str(error))
+    # A host that is fenced refuses; another one may be promoted.
+    lost = lost and not state and not all(map(_NOT_LET_IN.search, tried.values() or [str(error)]))
     if lost or state[:2] in _TRANSIENT_CLASSES or state in _TRANSIENT_STATES:
+        hint = _NO_PRIMARY_HINT if _READ_ONLY.search(detail) else _AWAY_HINT
         return (SessionExpired if state in _EXPIRED_STATES else CatalogUnavailable)(
             f"the catalog is not available to {doing}",
             detail=detail,
-            hint=_HINTS.get(state, _AWAY_HINT),
+            hint=_HINTS.get(state, hint),
         )
     return CatalogRefused(
         f"the catalog refused to {doing}", detail=detail, hint=_refusal_hint(error, detail)
     )
+
+
+def _tried(error: psycopg.Error) -> dict[str, str]:
+    """Returns what each host of a connection string said, a host with several addresses once."""
+    tried: dict[str, str] = {}
+    for host, port, text in _ATTEMPT.findall(str(error)):
+        name = f"{host}:{port}".replace("'", "").removesuffix(":None")
+        tried[name] = f"{tried[name]}, {text.strip()}" if name in tried else text.strip()
+    return tried
 
 
 def _refusal_hint(error: psycopg.Error, detail: str) -> str:

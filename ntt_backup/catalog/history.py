@@ -128,16 +128,17 @@ def update_run(
     outcome: str | None = None,
     exit_code: int | None = None,
     outage_s: float | None = None,
-) -> None:
+) -> bool:
     """Records what a run has done so far, and with an outcome and exit code that it has ended.
 
-    outage_s: the seconds of outages to add to the hour; None leaves the hours unchanged.
+    outage_s: the seconds of outages to add to the hour; None leaves the hours unchanged. Returns
+    whether the catalog knows the run: a standby that was promoted may lack it.
     """
     done = {"run_id": run_id, "copied": copied, "failed": failed, "bytes": bytes}
     with translated(_NOTE_RUN), conn.transaction():
         if outage_s is not None:
             conn.rows("add_to_hour", {**done, "outage_s": outage_s})
-        conn.rows("update_run", {**done, "outcome": outcome, "exit_code": exit_code})
+        return bool(conn.rows("update_run", {**done, "outcome": outcome, "exit_code": exit_code}))
 
 
 def note_reason(conn: Connection, run_id: UUID, reason: str) -> None:

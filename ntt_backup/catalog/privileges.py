@@ -181,7 +181,10 @@ def require_writing(conn: Connection) -> None:
     }
     hint = "default_transaction_read_only is on: see the server's configuration, and catalog.url"
     if standby:
-        hint = "it is a standby: point catalog.url (NTT_DB_URL) at the primary"
+        hint = (
+            "it is a standby: point catalog.url (NTT_DB_URL) at the primary, or name all hosts"
+            " there, with target_session_attrs=read-write"
+        )
     elif source in scopes:
         hint = f"as a superuser: {shown('mend_read_only', scope=scopes[source])}"
     raise CatalogUnavailable(

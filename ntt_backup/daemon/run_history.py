@@ -49,6 +49,7 @@ class RunHistory:
         self._counted = -math.inf
         self._rest = 0.0
         self._started = False
+        self._strategy = ""
         self._notes_hours = False
         self._elapsed_s = 0.0
         self._outage_s = 0.0
@@ -63,6 +64,7 @@ class RunHistory:
         self._notes_hours = history.may_note_hours(self._open())
 
     def _start(self, conn: connection.Connection, strategy: str) -> None:
+        self._strategy = strategy
         settings, host = self._settings, socket.gethostname()
         unended = history.unended_runs(conn, settings.target, host)
         gone = [
@@ -122,8 +124,8 @@ class RunHistory:
     ) -> None:
         """Writes the counts, which show that the run is alive; with an outcome, its end."""
 
-        def write(conn: connection.Connection) -> None:
-            history.update_run(
+        def known(conn: connection.Connection) -> bool:
+            return history.update_run(
                 conn,
                 self._run_id,
                 copied=state.copied,
@@ -133,6 +135,12 @@ class RunHistory:
                 exit_code=exit_code,
                 outage_s=self._outage_s if self._notes_hours else None,
             )
+
+        def write(conn: connection.Connection) -> None:
+            if self._started and not known(conn):
+                # The standby that was promoted did not have the row yet.
+                self._start(conn, self._strategy)
+                known(conn)
             self._outage_s = 0.0
 
         self._try(write)

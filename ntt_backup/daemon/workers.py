@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from ntt_backup import events
+from ntt_backup.catalog.latest_server import LATEST
 from ntt_backup.client.backoff import RESTARTS, Backoff, Restarts
 from ntt_backup.client.bootstrap import bundle
 from ntt_backup.client.compression_level import Effort
@@ -204,6 +205,7 @@ class WorkerPool:
     """
 
     def __init__(self, settings: Settings, run_id: str, backoff: Backoff, *, watch: bool) -> None:
+        LATEST.begin()
         self._run = run = settings.run
         self._watch = watch
         self.reserve: list[SupervisedWorker] = []

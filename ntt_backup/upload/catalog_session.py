@@ -13,6 +13,7 @@ from typing import Final
 from ntt_backup.catalog.connection import connect, end_when_idle, show_life
 from ntt_backup.catalog.files_by_path import UnreadFiles, places_of
 from ntt_backup.catalog.identities import known_identity
+from ntt_backup.catalog.latest_server import LATEST
 from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.model import Blob
@@ -27,6 +28,8 @@ class CatalogSession:
 
     identity: of the target, as the catalog knows it.
 
+    moved_from: the timeline that the run has used before, if the catalog has moved; else 0.
+
     order lists range indexes, those to try first in front. listen: inserts wake `claims.fileno`.
 
     The server ends the session, and frees what it has claimed, when nothing was said in it for 45
@@ -38,6 +41,7 @@ class CatalogSession:
     ) -> None:
         self._conn = connect(url, application)
         self._kept = time.monotonic()
+        self.server = self._conn.server
         try:
             end_when_idle(self._conn, _IDLE_SECONDS)
             self.claims = Claims(self._conn, target, order)
@@ -47,6 +51,7 @@ class CatalogSession:
             self.identity = known_identity(self._conn, target)
             if listen:
                 self.claims.listen()
+            self.moved_from = LATEST.note(self.server.system, self.server.timeline)
         except BaseException:
             self._conn.close()
             raise
@@ -54,6 +59,15 @@ class CatalogSession:
     def paths_of(self, claimed: Sequence[tuple[Blob, int]]) -> Mapping[str, Sequence[bytes]]:
         """Returns the paths where claimed blobs lie that go by their paths. Raises CatalogError."""
         return places_of(self._conn, [blob.blobid for blob, _ in claimed])
+
+    @property
+    def host(self) -> str:
+        """The host and port of the server, as this host reaches it."""
+        return f"{self._conn.info.host}:{self._conn.info.port}"
+
+    def require_latest(self) -> None:
+        """Raises CatalogUnavailable where another process of the run uses a newer primary."""
+        LATEST.require(self.server.system, self.server.timeline)
 
     def keep(self) -> None:
         """Keeps the session alive, and with it the claims. Never raises: a lost connection shows at

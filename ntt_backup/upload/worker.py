@@ -413,7 +413,16 @@ class Worker:
     def _open_catalog(self) -> CatalogSession:
         if self._catalog is None:
             self._catalog = self._connect_catalog()
+            if self._catalog.moved_from:
+                self._pipe.emit(
+                    events.CatalogMoved(
+                        server=self._catalog.host,
+                        timeline=self._catalog.server.timeline,
+                        before=self._catalog.moved_from,
+                    )
+                )
             self._tell_lost_marks(self._catalog)
+        self._catalog.require_latest()
         return self._catalog
 
     def _keep_claims(self) -> None:

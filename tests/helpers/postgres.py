@@ -40,6 +40,10 @@ _SETTINGS = (
     "autovacuum=off",
 )
 _numbers = itertools.count(1)
+# Another server than that of the demo, see tests/matrix: the directory of its bin.
+_OTHER = os.environ.get("NTT_TEST_POSTGRES", "")
+if _OTHER:
+    demo._installation = lambda: Path(_OTHER)
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,10 @@ def postgres() -> Iterator[Postgres]:
 def _copy_of(postgres: Postgres, template: str) -> Iterator[str]:
     """The URL of a new database; its files are copied, which is quick without fsync."""
     name = f"ntt_{next(_numbers)}"
-    create = sql.SQL("create database {} template {} strategy file_copy")
-    postgres.execute(create.format(sql.Identifier(name), sql.Identifier(template)))
+    major = int((postgres.log.with_name("data") / "PG_VERSION").read_text())
+    how = sql.SQL("strategy file_copy" if major >= 15 else "")
+    create = sql.SQL("create database {} template {} {}")
+    postgres.execute(create.format(sql.Identifier(name), sql.Identifier(template), how))
     yield postgres.url(name)
     postgres.start()
     postgres.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))

@@ -227,6 +227,22 @@ def test_both_ends_notice_a_dead_peer(tcp_url: str) -> None:
     assert int(theirs["client_connection_check_interval"]) == 10_000
 
 
+def test_a_server_that_stands_still_is_left_and_a_slow_one_is_waited_for(
+    database_url: str, postgres: Postgres
+) -> None:
+    """The kernel of its host, or a proxy before it, keeps the connection alive for ever."""
+    limits = {"tcp_user_timeout": 300, "connect_timeout": 2}
+    with connect(make_conninfo(database_url, **limits), "test") as conn:
+        with translated("sleep"):
+            conn.execute("select pg_sleep(0.7)")  # It answers others meanwhile.
+        with postgres.frozen(), pytest.raises(CatalogUnavailable) as caught:
+            conn.ask("list packs", "next_packs", target="remote", past="", limit=1)
+    assert caught.value.detail == (
+        "the server does not answer a statement, nor does one answer a new session"
+    )
+    assert conn.closed
+
+
 def test_no_statements_but_those_of_marks_and_claims_are_prepared(catalog: Connection) -> None:
     claims, ledger = Claims(catalog, "remote", range(256)), Ledger(catalog, "remote")
 

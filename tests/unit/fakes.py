@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from ntt_backup.catalog.connection import Server
+from ntt_backup.catalog.latest_server import LatestServer
 from ntt_backup.errors import (
     BatchRejected,
     CatalogUnavailable,
@@ -64,6 +66,7 @@ class FakeCatalog:
         self.looks = 0  # questions for anything pending that end before that is known
         self.on_look: Callable[[], object] = lambda: None
         self.heard = False
+        self.server, self.latest = Server("7", 1), LatestServer()
         self.notify, self.notified = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def connect(self) -> FakeCatalogSession:
@@ -97,6 +100,11 @@ class FakeCatalogSession:
         self._lost = False
         self.claims = self
         self.ledger = self
+        self.server, self.host = catalog.server, "db2:5432"
+        self.moved_from = catalog.latest.note(self.server.system, self.server.timeline)
+
+    def require_latest(self) -> None:
+        self._catalog.latest.require(self.server.system, self.server.timeline)
 
     def _work(self, what: str) -> None:
         assert not self._lost, "a lost connection was used again"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from ntt_backup.catalog.connection import Server
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.process.messages import Message, Tick, decode
 from ntt_backup.upload import catalog_session, event_pipe
@@ -93,6 +94,7 @@ class Table:
     """A session of the catalog, which somebody has to close."""
 
     closed = False
+    server = Server("7", 1)
 
     def close(self) -> None:
         self.closed = True

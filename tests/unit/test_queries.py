@@ -18,6 +18,7 @@ from psycopg import sql
 from ntt_backup.catalog import connection
 from ntt_backup.catalog.connection import fragment, load_all, shown, statement
 from ntt_backup.catalog.history import Run
+from ntt_backup.catalog.latest_server import LatestServer
 from ntt_backup.catalog.pending import columns, form_of, index_names
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.errors import (
@@ -131,6 +132,7 @@ CHECK_USER = "check user, password and host in catalog.url"
         (psycopg.errors.TooManyConnections("no"), CatalogUnavailable, "run fewer workers"),
         (psycopg.errors.QueryCanceled("no"), CatalogUnavailable, "a statement_timeout"),
         (psycopg.errors.ReadOnlySqlTransaction("no"), CatalogUnavailable, "is a standby"),
+        (LOST("session is read-only"), CatalogUnavailable, "promote a standby"),
         (psycopg.errors.IdleSessionTimeout("no"), SessionExpired, "check that PostgreSQL runs"),
         (
             psycopg.errors.IdleInTransactionSessionTimeout("no"),
@@ -160,6 +162,47 @@ def test_an_error_of_the_server_is_told_with_what_mends_it(
     assert hint in caught.value.hint
     assert bool(hint) == bool(caught.value.hint)
     assert caught.value.detail == str(error).removeprefix("connection is bad: ")
+
+
+def _tried(*errors: str) -> psycopg.OperationalError:
+    """What psycopg says where each host of a connection string failed by an error."""
+    lines = (
+        f"- host: '{error.partition(' ')[0]}', port: '5432', hostaddr: '10.0.0.1': connection"
+        f' failed: connection to server at "10.0.0.1", port 5432 failed: {error.partition(" ")[2]}'
+        for error in errors
+    )
+    return LOST("\n".join(["the last", "Multiple connection attempts failed. ...:", *lines]))
+
+
+def test_of_several_hosts_each_is_told_and_a_fenced_one_refuses_nobody() -> None:
+    fenced = "db1 FATAL:  pg_hba.conf rejects connection for host"
+    with pytest.raises(CatalogUnavailable) as caught, connection.translated("count"):
+        raise _tried(fenced, "db2 session is read-only", "db3 connection refused\n\tIs it there?")
+    assert caught.value.detail == (
+        "db1:5432: FATAL: pg_hba.conf rejects connection for host; db2:5432: session is read-only;"
+        " db3:5432: connection refused Is it there?"
+    )
+    assert "promote a standby" in caught.value.hint
+    with pytest.raises(CatalogRefused), connection.translated("count"):
+        raise _tried(fenced, fenced.replace("db1", "db2"))
+    # One host with two addresses, as localhost often is, is one host.
+    with pytest.raises(CatalogRefused), connection.translated("count"):
+        raise _tried("db1 connection refused", fenced)
+
+
+def test_an_old_primary_is_refused_until_the_run_starts_anew() -> None:
+    latest = LatestServer()
+    assert [latest.note("77", timeline) for timeline in (0, 3, 3, 4)] == [0, 0, 0, 3]
+    latest.require("77", 4)
+    latest.require("", 0)
+    latest.require("78", 1)
+    for refuse in (latest.note, latest.require):
+        with pytest.raises(CatalogUnavailable, match="an old primary") as caught:
+            refuse("77", 3)
+    assert "on timeline 3, and the run has used timeline 4" in caught.value.detail
+    assert latest.note("78", 1) == 4
+    latest.begin()
+    assert latest.note("77", 3) == 0
 
 
 def test_root_is_told_of_the_services_user_only_where_there_is_one() -> None:

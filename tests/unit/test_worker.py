@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ntt_backup.catalog.connection import Server
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import (
     BackupError,
@@ -434,6 +435,27 @@ def test_marks_that_a_crash_of_the_server_has_lost_are_counted_once() -> None:
     assert lost["bytes"] == sum(first[one].size or 0 for one in sorted(first)[:5])
     told = sum(one["copied"] for one in made.pipe.of("batch_complete"))
     assert told - lost["blobs"] == len(first)
+
+
+def test_a_worker_follows_a_promoted_standby_and_leaves_an_old_primary() -> None:
+    made = scene(20)
+    latest = made.catalog.latest
+
+    def promote(event: dict[str, Any]) -> None:
+        if event["event"] == "batch_complete" and made.catalog.connections == 1:
+            made.catalog.server = Server("7", 2)
+            made.catalog.script = Script(["catalog lost at release"])
+        elif event["event"] == "batch_complete" and made.catalog.connections == 2:
+            latest.note("7", 3)  # Another process has found the next one.
+            made.catalog.server = Server("7", 3)
+
+    made.pipe.on_event = promote
+    made.worker().run()
+    made.assert_done()
+    moved = [(one["before"], one["timeline"]) for one in made.pipe.of("catalog_moved")]
+    assert moved == [(1, 2)]
+    assert any("old primary" in one["reason"] for one in made.pipe.of("outage"))
+    assert made.catalog.connections == 3
 
 
 @pytest.mark.parametrize("where", ["take", "record"])

@@ -27,6 +27,13 @@ select
     );
 set search_path = pg_catalog, pg_temp;
 
+-- name: server
+-- Which server answers: its cluster, the timeline of a primary, 0 of a standby, and when it was started.
+-- The last checkpoint may still be one of the timeline before, so the name of a file of the WAL tells.
+select (pg_control_system()).system_identifier::text, case when pg_is_in_recovery() then 0
+    else ('x' || lpad(left(pg_walfile_name(pg_current_wal_lsn()), 8), 16, '0'))::bit(64)::bigint end,
+    pg_postmaster_start_time()::text;
+
 -- name: other_table
 -- The schema of the table that ours are about, where that is not the one the search path finds. A
 -- table that does not exist any more has moved.

@@ -19,13 +19,14 @@ where run_id = any(%(run_ids)s) and ended_at is null;
 -- name: update_run
 -- Notes what a run has done so far, and with an outcome how it ended. Where it was taken for killed,
 -- that is taken back. The figures of a run only grow: a statement that was given up while a lock held
--- it is carried out later than the next one.
+-- it is carried out later than the next one. Returns a row where the run is known.
 update ntt_backup.runs
 set updated_at = now(), copied = greatest(copied, %(copied)s),
     failed = greatest(failed, %(failed)s), bytes = greatest(bytes, %(bytes)s),
     outcome = %(outcome)s, exit_code = %(exit_code)s,
     ended_at = case when %(outcome)s::text is not null then now() end
-where run_id = %(run_id)s and (ended_at is null or outcome = 'killed');
+where run_id = %(run_id)s and (ended_at is null or outcome = 'killed')
+returning run_id;
 
 -- name: note_reason
 -- Notes why a run ended. A catalog may still lack the column.
