@@ -98,11 +98,11 @@ def make(env: Environment, postgres: Postgres, by_path: str, to: Path) -> None:
 
     uploads = env.root / "uploads"
     (uploads / "a").mkdir(parents=True)
-    for name in (b"a/one", b"a/same", b"line\nend", b"no\xffutf8"):
-        path = os.fsencode(uploads) + b"/" + name
-        with open(path, "wb") as file:
-            file.write(b"same" if name.startswith(b"a/") else name)
-        os.utime(path, ns=(0, 1_500_000_000_123_456_789))
+    for lies in (b"a/one", b"a/same", b"line\nend", b"no\xffutf8"):
+        file_path = os.fsencode(uploads) + b"/" + lies
+        with open(file_path, "wb") as file:
+            file.write(b"same" if lies.startswith(b"a/") else lies)
+        os.utime(file_path, ns=(0, 1_500_000_000_123_456_789))
     env.settings["remote"] = {"url": f"file://{to / 'paths'}"}
     (to / "paths").mkdir()
     env.write_config(catalog={"url": by_path}, dump={"mode": "full"}, pack={"recipients": []})
