@@ -37,6 +37,10 @@ class Reason(StrEnum):
     REMOTE_UNREADABLE = "remote-unreadable"
 
 
+# A longer path has no room in an index of PostgreSQL, which takes 2,704 bytes.
+MOST_PATH_BYTES: Final = 2560
+
+
 class FileReason(StrEnum):
     """The reason for which a file that goes by its path has no blob, or not that of today."""
 

@@ -40,8 +40,9 @@ from ntt_backup.catalog.files_by_path import (
     shown_path,
 )
 from ntt_backup.config.sections import FilesSettings
+from ntt_backup.model import MOST_PATH_BYTES
 from ntt_backup.snapshot.patterns import matcher
-from ntt_backup.source.paths import MOST_BYTES, MOST_LEVELS
+from ntt_backup.source.paths import MOST_LEVELS
 from ntt_backup.source.store import SourceTree, Store
 
 # A step ends behind so many directories, and behind the directory in which it has so many files.
@@ -51,6 +52,9 @@ STEP_FILES: Final = 100_000
 TRUSTED_NS: Final = 60 * 10**9
 # No file of the store, and there on each empty disk.
 _OF_THE_DISK: Final = "lost+found"
+_TOO_LONG: Final = "its path is too long"
+# Each step tells so many problems at most.
+_MOST_TOLD: Final = 1000
 
 Problem = Callable[[str, str], object]
 
@@ -142,7 +146,7 @@ def pass_over_directories(
         current = after
         for path, why in step.problems:
             problem(path, why)
-        on_step(replace(found, strays=step.strays, unreadable=len(step.problems)))
+        on_step(replace(found, strays=step.strays, unreadable=step.unreadable))
     return files_by_path.end_pass(conn, replace(current, key=""), walk.roots)
 
 
@@ -153,7 +157,8 @@ class _Step:
         listed: The directories that were listed as a whole.
         past: The last directory that was looked at; None if there was none left.
         strays: The number of entries that are neither a file nor a directory.
-        problems: The paths that could not be read, and why.
+        unreadable: The number of paths that could not be read.
+        problems: The first of these, and why.
     """
 
     def __init__(self, tree: SourceTree, walk: Walk, *, whole: bool) -> None:
@@ -167,7 +172,7 @@ class _Step:
         self._missed: dict[int, KnownDirectory] = {}
         self.listed: list[ListedDirectory] = []
         self.past: bytes | None = None
-        self.strays = 0
+        self.strays = self.unreadable = 0
         self.problems: list[tuple[str, str]] = []
 
     @property
@@ -233,7 +238,8 @@ class _Step:
 
     def _list(self, nth: int, one: KnownDirectory, below: str) -> Iterator[WalkedEntry]:
         prefix = f"{below}/" if below else ""
-        empty = True
+        empty = complete = True
+        unreadable = self.unreadable
         with closing(opened_anew(self._tree.directory(below))) as fd, os.scandir(fd) as listing:
             before = os.fstat(fd)
             above = os.stat("..", dir_fd=fd)
@@ -242,35 +248,49 @@ class _Step:
                 path = prefix + entry.name
                 if self._excluded is not None and self._excluded(f"{self._prefix}/{path}"):
                     continue
-                if entry.is_dir(follow_symlinks=False):
-                    yield from self._directory(nth, os.fsencode(path))
-                    continue
-                if not entry.is_file(follow_symlinks=False):
-                    self.strays += 1
-                    continue
+                name = os.fsencode(path)
                 try:
-                    status = entry.stat(follow_symlinks=False)
+                    is_directory = entry.is_dir(follow_symlinks=False)
+                    is_file = not is_directory and entry.is_file(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False) if is_file else None
                 except FileNotFoundError:
                     continue
-                self._files += 1
-                yield WalkedEntry(os.fsencode(path), status.st_size, status.st_mtime_ns)
+                except OSError as error:
+                    self._add_problem(name, self._tree.unreadable(path, error).detail)
+                    complete = False
+                    continue
+                if is_directory:
+                    yield from self._directory(nth, name)
+                elif status is None:
+                    self.strays += 1
+                elif len(name) > MOST_PATH_BYTES:
+                    self._add_problem(name, _TOO_LONG)
+                else:
+                    self._files += 1
+                    yield WalkedEntry(name, status.st_size, status.st_mtime_ns)
+        if not complete:  # What it has not given may still be there.
+            return
         mounted = before.st_dev != above.st_dev
         missed = empty and (one.path in self._roots or (one.mounted and not mounted))
-        age = time.time_ns() - max(before.st_mtime_ns, before.st_ctime_ns)
+        ages = [time.time_ns() - at for at in (before.st_mtime_ns, before.st_ctime_ns)]
         now = KnownDirectory(one.path, before.st_mtime_ns, before.st_ctime_ns, mounted)
-        if abs(age) <= TRUSTED_NS:
+        # The time of change is never set by hand: in the future it is that of another clock.
+        young = abs(ages[0]) <= TRUSTED_NS or ages[1] <= TRUSTED_NS
+        if young or self.unreadable > unreadable:  # Each pass tells what is wrong there.
             now = now._replace(mtime_ns=None)
         if missed:
             self._missed[nth] = one
         self.listed.append(ListedDirectory(nth, now, missed))
 
     def _directory(self, parent: int, path: bytes) -> Iterator[WalkedEntry]:
-        if len(path) >= MOST_BYTES or path.count(b"/") >= MOST_LEVELS - 1:
-            self._add_problem(path, "its path is too long")
+        if len(path) >= MOST_PATH_BYTES or path.count(b"/") >= MOST_LEVELS - 1:
+            self._add_problem(path, _TOO_LONG)
             return
         if len(self._found) <= 4 * STEP_DIRECTORIES:
             self._found.append(KnownDirectory(path))
         yield WalkedEntry(path, parent=parent)
 
     def _add_problem(self, path: bytes, why: str) -> None:
-        self.problems.append((shown_path(path) or ".", why))
+        self.unreadable += 1
+        if len(self.problems) < _MOST_TOLD:
+            self.problems.append((shown_path(path) or ".", why))

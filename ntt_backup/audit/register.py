@@ -209,4 +209,9 @@ def _pass_over_query(
                 )
             files_by_path.save_pass(conn, current)
         on_step(found)
+    if query.keyed and current.whole and query.lacks_keys():
+        raise CatalogRefused(
+            "a row of the query of catalog.from has no key, and may never be registered",
+            hint="give each row a key, or leave the column out",
+        )
     return files_by_path.end_pass(conn, current)

@@ -53,9 +53,11 @@ _COPY_BEGINS: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_ENDS: Final = b"\xff\xff"
 _BLOCK: Final = 256 * 1024
 _NULL: Final = b"\xff\xff\xff\xff"
+_MOST_NS: Final = (1 << 63) - 1
 # No target's name has a slash.
 _READING: Final = {"class": lock_class("places/")}
 _REGISTERING: Final = {"class": lock_class("origins/")}
+_NUMBERING: Final = {"class": lock_class("places/"), "key": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,10 +284,12 @@ def register(
     # Of all places a step needs few: each is looked up.
     for way in ("enable_hashjoin", "enable_mergejoin"):
         configure(conn, way, "off", local=True)
+    conn.rows("number_places", _NUMBERING)
     conn.rows("match_staged", {"others": list(others)})
     back = conn.execute(statement("come_back"), origin).rowcount
     conn.rows("unchanged_again")
     conn.rows("correct_unread")
+    conn.rows("note_checksums")
     changed = conn.execute(statement("replace_changed" if versions else "report_changed")).rowcount
     seen = gone = 0
     if listed is not None:
@@ -303,13 +307,19 @@ def encode_entries(entries: Iterable[WalkedEntry]) -> Iterator[bytes]:
     for path, size, mtime_ns, parent in entries:
         block += struct.pack(">hi", 6, len(path)) + path
         if parent is None:
-            block += struct.pack(">iq", 8, size) + 3 * _NULL + struct.pack(">iq", 8, mtime_ns)
+            block += struct.pack(">iq", 8, size) + 3 * _NULL
+            block += struct.pack(">iq", 8, _bigint(mtime_ns))
         else:
             block += struct.pack(">iq", 8, parent) + 2 * _NULL + struct.pack(">iq", 8, -1) + _NULL
         if len(block) > _BLOCK:
             yield bytes(block)
             block.clear()
     yield bytes(block + _COPY_ENDS)
+
+
+def _bigint(time_ns: int | None) -> int | None:
+    """Returns a time as the catalog can have it: some file systems take any that somebody sets."""
+    return None if time_ns is None else max(-_MOST_NS, min(time_ns, _MOST_NS))
 
 
 def _compare_listed(conn: Connection, origin: str, listed: list[ListedDirectory]) -> int:
@@ -332,8 +342,8 @@ def _compare_listed(conn: Connection, origin: str, listed: list[ListedDirectory]
     values = {
         "origin": origin,
         "paths": [one.path for one in known],
-        "mtimes": [one.mtime_ns for one in known],
-        "ctimes": [one.ctime_ns for one in known],
+        "mtimes": [_bigint(one.mtime_ns) for one in known],
+        "ctimes": [_bigint(one.ctime_ns) for one in known],
         "mounted": [one.mounted for one in known],
     }
     conn.rows("save_directories", values)
@@ -392,17 +402,18 @@ def end_pass(conn: Connection, current: Pass, roots: Sequence[bytes] | None = No
     """
     with translated("end the registering of files"), conn.transaction():
         gone = 0
+        ((now,),) = conn.rows("server_time")
         if current.whole and roots is not None:
             begun = [ListedDirectory(0, KnownDirectory(path)) for path in roots]
             values = {**_ranges(current.origin, begun), "paths": list(roots)}
             ((gone,),) = conn.rows("mark_outside", values)
-        elif current.whole:
+        elif current.whole and current.began_at is not None and current.began_at <= now:
+            # Were the clock set back meanwhile, new files would look like old ones.
             values = {"origin": current.origin, "began": current.began_at}
             # What was seen has no statistics, and no index: it has to be read once.
             configure(conn, "enable_nestloop", "off", local=True)
             ((gone,),) = conn.rows("mark_gone", values)
             conn.rows("forget_seen", {"origin": current.origin})
-        ((now,),) = conn.rows("server_time")
         ended = replace(current, began_at=None, seen=0)
         if current.whole:
             ended = replace(ended, whole_at=now)
@@ -431,7 +442,7 @@ class UnreadFiles:
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
-        self._parts = {"unread": fragment("unread")}
+        self._parts = {name: fragment(name) for name in ("unread", "due")}
         # Behind the last place that was handed out: those before it left dead entries in the index.
         self._past = 0
 
@@ -468,7 +479,7 @@ class UnreadFiles:
             "ids": [one.id for one in found],
             "blobids": [one.blob.blobid for one in found],
             "sizes": [one.blob.size for one in found],
-            "mtimes": [one.mtime_ns for one in found],
+            "mtimes": [_bigint(one.mtime_ns) for one in found],
             "modes": [one.mode for one in found],
         }
         bad = {
@@ -554,6 +565,7 @@ def requeue_files(conn: Connection, reason: str | None = None) -> int:
     A file that was changed since it was read gets a new version.
     """
     with translated("requeue failed files"), conn.transaction():
+        conn.rows("number_places", _NUMBERING)
         rows = conn.rows("requeue_files", {"reason": reason}, failed=fragment("failed"))
         again = [(origin, path) for origin, path, is_read in rows if is_read]
         values = {"origins": [one for one, _ in again], "paths": [path for _, path in again]}

@@ -34,12 +34,15 @@ from ntt_backup.errors import (
     ConfigError,
     FileListUnavailable,
 )
+from ntt_backup.model import MOST_PATH_BYTES
 
 # The most rows of one step, and the longest time for one.
 STEP_ROWS: Final = 250_000
 _STEP_MS: Final = 1_800_000
 _WAIT_FOR_LOCKS_MS: Final = 10_000
 _COLUMNS: Final = ("path", "size", "checksum", "key")
+# So much of a value is taken, which is more than what a path or a checksum may have.
+_MOST: Final = {"path": sql.Literal(MOST_PATH_BYTES + 1), "checksum": sql.Literal(1000)}
 _TEXT: Final = frozenset({"text", "varchar", "bpchar", "name", "citext"})
 _NUMBERS: Final = frozenset({"int2", "int4", "int8", "numeric"})
 
@@ -93,12 +96,17 @@ class OpenQuery:
     @property
     def definition(self) -> str:
         """The name of what is listed: where it is another, all passes begin anew."""
-        return sha256(self.text.encode()).hexdigest()
+        return sha256(f"{self.text}\0{self.types.get('key')}".encode()).hexdigest()
 
     @property
     def keyed(self) -> bool:
         """Whether the rows have keys."""
         return "key" in self.types
+
+    def lacks_keys(self) -> bool:
+        """Returns whether a row has no key: only the first step of a pass could give it."""
+        with _of_the_other(), translated("run the query"):
+            return bool(self.conn.rows("any_without_key", query=sql.SQL(self.text))[0][0])
 
     def rows_from(self, key: str | None) -> Iterator[bytes]:
         """Yields the next rows as blocks of a binary COPY.
@@ -140,9 +148,13 @@ class OpenQuery:
             return fragment("null_size" if name == "size" else "null_text")
         if name == "size":
             return fragment("number_of", column=column)
+        if name == "key":  # It is compared as a value of its own type, and so in its own form.
+            return fragment("text_of", column=column)
         if name == "path":
-            return column if kind == "bytea" else fragment("bytes_of", column=column)
-        return fragment("hex_of" if kind == "bytea" else "text_of", column=column)
+            found = column if kind == "bytea" else fragment("bytes_of", column=column)
+        else:
+            found = fragment("hex_of" if kind == "bytea" else "text_of", column=column)
+        return fragment("first_of", column=found, most=_MOST[name])
 
 
 def _wrong(types: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ lines are in the order of the blobids, so that equal files follow each other, an
 blob come last. The format is in docs/stores.md.
 
 Anybody may have written what is read here: a line has a bounded length, and a file may not expand
-to more than a thousand times its size.
+to more than some thousand times its size.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _PIECE: Final = 1 << 18
 _STEP: Final = 256
 _FETCHED: Final = 8 << 20
 _LONGEST_LINE: Final = 1 << 16
-_MOST_TIMES: Final = 1000
+# Lines with long paths that are alike expand to two thousand times their size.
+_MOST_TIMES: Final = 8000
 _NS: Final = 1 << 63
 
 
@@ -106,7 +107,9 @@ def _line(file: ListedFile) -> bytes:
     except UnicodeDecodeError:
         said["path_base64"] = b64encode(file.path).decode()
     mode = None if file.mode is None else f"{file.mode:04o}"
-    said |= {"size": file.size, "mtime_ns": file.mtime_ns, "mode": mode, "origin": file.origin}
+    # An origin may give any size; where the file was read, the size is that of its blob.
+    size = None if file.size is None or file.size > MAX_BLOB else file.size
+    said |= {"size": size, "mtime_ns": file.mtime_ns, "mode": mode, "origin": file.origin}
     if file.gone:
         said["gone"] = True
     return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"

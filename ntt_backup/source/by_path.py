@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +23,7 @@ from ntt_backup.model import Blob, FileReason, Reason
 from ntt_backup.name_hash import NEW_HASHER
 from ntt_backup.source.paths import checked_path
 from ntt_backup.source.store import READ_SIZE, SourceTree, Store
+from ntt_backup.wire.framing import MAX_BLOB
 
 _ALGORITHMS: Final = {16: "md5", 20: "sha1", 32: "sha256", 48: "sha384", 64: "sha512"}
 _PREFIXED: Final = re.compile(r"([a-z0-9]{3,8})[:=-]")
@@ -54,11 +56,15 @@ class FirstReader:
     Args:
         tree: The opened root.
         store: The store of that root.
+        cancelled: Is called now and then while a large file is read, and may raise.
     """
 
-    def __init__(self, tree: SourceTree, store: Store) -> None:
+    def __init__(
+        self, tree: SourceTree, store: Store, cancelled: Callable[[], None] = lambda: None
+    ) -> None:
         self._tree = tree
         self._store = store
+        self._cancelled = cancelled
         self._root = os.fsencode(store.root)
         self._buffer = memoryview(bytearray(READ_SIZE))
 
@@ -91,6 +97,8 @@ class FirstReader:
         young = self._store.is_young(status)
         if not stat.S_ISREG(status.st_mode):
             return BadFile(FileReason.NOT_A_FILE, f"it is {kind_of(status.st_mode)}")
+        if young and not expected:
+            return BadFile(FileReason.UNREADABLE, "it was changed a moment ago", young=True)
         if status.st_size != length:
             return BadFile(FileReason.UNREADABLE, "it was changed while it was read", young=True)
         if size is not None and size != length:
@@ -99,26 +107,39 @@ class FirstReader:
         if expected and hasher and hasher.digest() != expected[1]:
             said = f"its {expected[0]} is {hasher.hexdigest()}, and {checksum} is expected"
             return BadFile(FileReason.WRONG_CHECKSUM, said, young)
-        if young and not expected:
-            return BadFile(FileReason.UNREADABLE, "it was changed a moment ago", young=True)
         return FoundFile(Blob(digest, length), status.st_mtime_ns, stat.S_IMODE(status.st_mode))
 
     def _hash(self, fd: int, hasher: hashlib._Hash | None) -> tuple[str, int]:
-        """Returns hash and length of a file. Mostly it takes one read."""
+        """Returns hash and length of a file; -1 for one that is being written. Mostly in one read.
+
+        Raises:
+            OSError: The file cannot be read, or is larger than a blob may be.
+        """
         count = os.readv(fd, (self._buffer,))
+        before = os.fstat(fd) if count == len(self._buffer) else None
         # A device may give bytes without end.
-        if count == len(self._buffer) and stat.S_ISREG(os.fstat(fd).st_mode):
-            os.lseek(fd, 0, os.SEEK_SET)
-            return self._tree.hash_content(fd, hasher.update if hasher else None)
-        content = self._buffer[:count]
-        if hasher is not None:
-            hasher.update(content)
-        return NEW_HASHER[self._store.hash](content).hexdigest(), count
+        if before is None or not stat.S_ISREG(before.st_mode):
+            content = self._buffer[:count]
+            if hasher is not None:
+                hasher.update(content)
+            return NEW_HASHER[self._store.hash](content).hexdigest(), count
+        if before.st_size > MAX_BLOB:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        # It will be read when it is older: not each time somebody looks whether it is.
+        if hasher is None and self._store.is_young(before):
+            return "", -1
+
+        def also(piece: memoryview) -> None:
+            self._cancelled()
+            if hasher is not None:
+                hasher.update(piece)
+
+        os.lseek(fd, 0, os.SEEK_SET)
+        digest, length = self._tree.hash_content(fd, also)
+        return digest, length if os.fstat(fd).st_mtime_ns == before.st_mtime_ns else -1
 
     def _unreadable(self, below: str, error: OSError) -> BadFile:
-        if error.errno in (errno.EISDIR, errno.EAGAIN):
-            kind = kind_of(self._tree.lstat(below).st_mode)
-            return BadFile(FileReason.NOT_A_FILE, f"it is {kind}")
+        error.filename = error.filename or below  # A read does not say which file it was.
         failure = self._tree.failure(Blob(""), error)
         young = failure.reason is Reason.MISSING and self._store.was_changed_lately(
             self._tree, below

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from ntt_backup.model import MOST_PATH_BYTES
+
 # A deeper path would be opened by as many calls within calls.
 MOST_LEVELS: Final = 128
-MOST_BYTES: Final = 4096
 _BAD_PART: Final = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|\Z)")
 
 
@@ -34,7 +35,7 @@ def checked_path(path: bytes, root: bytes) -> str:
         within = path.removeprefix(root.rstrip(b"/") + b"/")
         if within[:1] == b"/":
             raise ValueError("it is not below source.root")
-    if len(path) > MOST_BYTES or within.count(b"/") >= MOST_LEVELS:
+    if len(path) > MOST_PATH_BYTES or within.count(b"/") >= MOST_LEVELS:
         raise ValueError("it is too long")
     if b"\0" in within or _BAD_PART.search(within):
         raise ValueError("an empty part, . or .., or a NUL is in it")

@@ -45,6 +45,9 @@ _SAMPLED_BLOBS: Final = 8
 _OF_ANOTHER_LAYOUT: Final = re.compile(r"([0-9a-f]{2,4}/){1,2}([0-9a-f]{2,4}|[0-9a-f]{56,64})")
 _ELSEWHERE: Final = " is not as source.layout says"
 _DIGITS: Final = {2: "two", 3: "three", 4: "four"}
+# ENOTDIR is also the error for a symlink in place of a directory, ENXIO for a socket, and EAGAIN
+# for a FIFO that somebody has opened.
+_OF_NO_FILE: Final = {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR, errno.EAGAIN}
 # Errors of an unreachable file system, and of a process or machine out of resources.
 _ABOUT_THE_STORE: Final = {
     errno.ESTALE,
@@ -190,13 +193,12 @@ class SourceTree(Tree):
         """Returns the failure for an error of a blob. Raises SourceError for one of the store."""
         self._blame(error)
         said = error.strerror or str(error)
-        path = _shown(str(error.filename or blob.blobid))
+        path = str(error.filename or blob.blobid)
         if error.errno == errno.ENOENT:
-            return Failure(blob.blobid, Reason.MISSING, f"{path}: {said}")
-        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-            # ENOTDIR is also the error for a symlink in place of a directory, ENXIO for a socket.
+            return Failure(blob.blobid, Reason.MISSING, f"{_shown(path)}: {said}")
+        if error.errno in _OF_NO_FILE:
             return self._not_a_file(blob, path)
-        return Failure(blob.blobid, Reason.UNREADABLE, f"{path}: {said}")
+        return Failure(blob.blobid, Reason.UNREADABLE, f"{_shown(path)}: {said}")
 
     def _not_a_file(self, blob: Blob, path: str) -> Failure:
         try:

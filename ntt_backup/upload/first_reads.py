@@ -40,6 +40,10 @@ _OF_THE_STORE: Final = frozenset(
 Looked = Literal["some", "none", "others"]
 
 
+class _Stopped(Exception):
+    """A file was not read to its end, since the worker is to end."""
+
+
 class FirstReads:
     """Reads files for the first time.
 
@@ -88,9 +92,12 @@ class FirstReads:
         bad: list[tuple[Unread, BadFile]] = []
         until = time.monotonic() + _SECONDS
         with self._store.tree() as tree:
-            reader = FirstReader(tree, self._store)
+            reader = FirstReader(tree, self._store, self._end_if_asked)
             for one in files:
-                what = reader.read(one.path, one.size, one.checksum)
+                try:
+                    what = reader.read(one.path, one.size, one.checksum)
+                except _Stopped:
+                    break
                 if isinstance(what, BadFile):
                     bad.append((one, what))
                     wait_s = self._wait(what)
@@ -103,6 +110,10 @@ class FirstReads:
             if not found and any(what.reason in _OF_THE_STORE for _, what in bad):
                 tree.sign_of_life()
         return found, failed, bad
+
+    def _end_if_asked(self) -> None:
+        if self._pipe.stopping:
+            raise _Stopped
 
     def _wait(self, what: BadFile) -> float | None:
         """Returns after how many seconds a file is looked at again; None: it has failed."""

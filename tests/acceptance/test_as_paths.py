@@ -17,6 +17,8 @@ import pytest
 import zstandard
 from blake3 import blake3
 
+from ntt_backup.dump.places_file import PlacesWriter, read_places
+from ntt_backup.model import ListedFile
 from ntt_backup.restore import as_paths as by_paths
 from tests.helpers.application import Application
 from tests.helpers.blobs import Person
@@ -279,6 +281,24 @@ def test_no_path_leads_out_of_the_directory_and_the_others_come(listed: Environm
     assert sorted(look(back)) == [b"abs/olute", b"back\\slash", b"f", b"twice"]
     assert list(outside.iterdir()) == []
     assert not (back / ".ntt-restore").exists()
+
+
+def test_what_is_written_into_a_list_is_read_again(tmp_path: Path) -> None:
+    """Also long paths that are alike, which shrink as those of a bomb do, and absurd sizes."""
+    above = "/".join(["\x1b" * 255] * 9)
+    files = [
+        ListedFile("a" * 64, f"{above}/{nth}".encode(), 0, SOME_NS, 0o644, "", False)
+        for nth in range(300)
+    ]
+    files.append(ListedFile(None, b"a", 1 << 62, None, None, "", True))
+    with (tmp_path / "places").open("w+b") as file:
+        writer = PlacesWriter(file.write)
+        for one in files:
+            writer.add(one)
+        writer.finish()
+        file.seek(0)
+        files[-1] = files[-1]._replace(size=None)
+        assert list(read_places(file, "places")) == files
 
 
 def test_a_places_file_that_is_a_bomb_or_nonsense_is_refused(listed: Environment) -> None:

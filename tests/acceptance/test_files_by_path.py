@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -14,6 +16,7 @@ from blake3 import blake3
 
 from tests.helpers.application import QUERY, Application
 from tests.helpers.environment import Environment
+from tests.helpers.waiting import PATIENCE, wait_until
 
 CONTENTS = {
     "a/one.txt": b"one",
@@ -235,6 +238,32 @@ def test_the_database_of_the_query_may_be_away(
     with env.running("run", "--watch"):
         env.await_copied(blobids() | {blake3(b"new").hexdigest()})
     assert not env.events("outage")
+
+
+@pytest.mark.long
+def test_a_stop_does_not_wait_for_the_first_read_of_a_large_file(
+    env: Environment, listed: Path, application: Application
+) -> None:
+    env.call("run", expect=0)
+    with (listed / "endless").open("wb") as file:
+        file.truncate(1 << 43)
+    application.add("endless", size=None)
+    env.call("scan", expect=0)
+
+    def is_read() -> bool:
+        descriptors = (Path(f"/proc/{pid}/fd") for pid in env.processes())
+        with suppress(OSError):
+            return any(
+                one.samefile(listed / "endless") for each in descriptors for one in each.iterdir()
+            )
+        return False
+
+    with env.running("run", "--watch") as process:
+        wait_until(is_read, "the file to be read")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 143
+    assert places(env)["endless"] is None
+    assert env.status()["files"]["unread"] == 1
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from ntt_backup.catalog import files_by_path
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.files_by_path import Registration
 from ntt_backup.config import StoreConfig
-from ntt_backup.model import Blob
+from ntt_backup.model import MOST_PATH_BYTES, Blob
 from tests.helpers.application import Application
 
 LISTED = "gone_at is null and replaced_at is null"
@@ -91,6 +92,26 @@ def test_young_times_are_not_trusted(
     monkeypatch.setattr(directory_walk, "TRUSTED_NS", 60 * 10**9)
     for _ in range(2):
         assert register_files(catalog, settings(root)).rows == 7
+
+
+def test_times_of_another_clock_are_not_trusted(
+    catalog: Connection, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_walk, "TRUSTED_NS", 60 * 10**9)
+    behind = time.time_ns() - 3600 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: behind)
+    for _ in range(2):
+        assert register_files(catalog, settings(root)).rows == 7
+
+
+def test_times_may_be_any(catalog: Connection, root: Path) -> None:
+    """Not every file system takes them all."""
+    for number, name in ((1 << 62, "a/1"), (-(1 << 62), "a/2"), (1 << 62, "a"), (-(1 << 62), "d")):
+        os.utime(root / name, (number, number))
+    register_files(catalog, settings(root))
+    read_all(catalog, root)
+    assert register_files(catalog, settings(root), whole=True).changed == 0
+    assert places_where(catalog, "blobid is not null") == on_disk(root)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -254,6 +275,64 @@ def test_files_of_a_directory_that_cannot_be_read_are_not_gone(
     monkeypatch.setattr(os, "scandir", scandir)
     done, said = problems(catalog, wanted)
     assert (done.registered, said) == (1, {})
+
+
+def test_a_file_of_which_nothing_is_known_stops_no_other(
+    catalog: Connection, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = settings(root)
+    make(root / "a" / "bad")
+    register_files(catalog, wanted)
+
+    class Refusing:
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.name, self.is_dir, self.is_file = entry.name, entry.is_dir, entry.is_file
+            self._entry = entry
+
+        def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+            if self.name == "bad":
+                raise OSError(117, "Structure needs cleaning")
+            return self._entry.stat(follow_symlinks=follow_symlinks)
+
+    class Listing(list[Refusing]):
+        def __enter__(self) -> list[Refusing]:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda fd: Listing(map(Refusing, scandir(fd))))
+    (root / "a" / "1").unlink()
+    make(root / "a" / "new")
+    for _ in range(2):
+        done, said = problems(catalog, wanted)
+        assert (done.gone, said) == (0, {"a/bad": "Structure needs cleaning"})
+    assert {b"a/new", b"a/bad"} < places_where(catalog)
+    monkeypatch.setattr(os, "scandir", scandir)
+    done, said = problems(catalog, wanted)
+    assert (done.gone, said) == (1, {})
+
+
+def test_a_path_without_room_in_the_catalog_is_named_each_time(
+    catalog: Connection, root: Path
+) -> None:
+    above = root
+    level = os.open(root, os.O_RDONLY)
+    while len(os.fsencode(above.relative_to(root))) < MOST_PATH_BYTES - 255:
+        above = above / os.urandom(120).hex()
+        os.mkdir(above.name, dir_fd=level)
+        level, before = os.open(above.name, os.O_RDONLY, dir_fd=level), level
+        os.close(before)
+    for length in (1, 255):
+        os.close(os.open("x" * length, os.O_CREAT, dir_fd=level))
+    os.mkdir("d" * 255, dir_fd=level)
+    os.close(level)
+    for _ in range(2):
+        done, said = problems(catalog, settings(root))
+        assert (done.unreadable, set(said.values())) == (2, {"its path is too long"})
+    found = places_where(catalog)
+    assert (len(found), max(map(len, found)) <= MOST_PATH_BYTES) == (8, True)
 
 
 def test_a_pass_goes_on_where_it_was_interrupted(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+
 import psycopg
 import pytest
 from psycopg import sql
 
 from ntt_backup.audit.register import register_files
 from ntt_backup.catalog import files_by_path, foreign_query
-from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, ConfigError
-from ntt_backup.model import Blob
+from ntt_backup.model import MOST_PATH_BYTES, Blob
 from tests.helpers.application import Application
+from tests.helpers.waiting import wait_until
 
 
 def paths(
@@ -199,3 +202,118 @@ def test_many_rows_with_one_key_are_refused(
     application.add(*map(str, range(20)))
     with pytest.raises(CatalogRefused, match="have the same key"):
         register_files(catalog, application.settings("select path, 1 as key from files"))
+
+
+def read_all(catalog: Connection) -> None:
+    unread = files_by_path.UnreadFiles(catalog)
+    found = [
+        files_by_path.ReadFile(one.id, blob_number(one.id), 0, 0o644) for one in unread.next(9)
+    ]
+    unread.record(found, [])
+
+
+def test_rows_of_any_length_stop_no_other_row(
+    catalog: Connection, application: Application
+) -> None:
+    # What does not shrink has no room in an index.
+    long = "(select string_agg(md5(i::text), '/') from generate_series(1, 3000) as i)"
+    query = (
+        f"select {long} as path, null::numeric as size, 'x' as checksum"
+        f" union all select 'a', 4611686018427387904, {long}"
+        " union all select 'b', 'NaN', repeat(' ', 1000000)"
+    )
+    register_files(catalog, application.settings(query))
+    (cut,) = paths(catalog) - {b"a", b"b"}
+    assert len(cut) == MOST_PATH_BYTES + 1
+    rows = catalog.execute("select max(length(checksum)) from ntt_backup.places").fetchall()
+    assert rows == [(1000,)]
+
+
+@pytest.mark.parametrize("rows", [5, 30])
+def test_a_row_without_a_key_is_refused(
+    catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(foreign_query, "STEP_ROWS", 7)
+    application.add(*map(str, range(rows)))
+    query = "select path, nullif(id, 3) as key from files"
+    with pytest.raises(CatalogRefused, match="has no key"):
+        register_files(catalog, application.settings(query))
+
+
+def test_keys_may_be_bytes(
+    catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign_query, "STEP_ROWS", 7)
+    application.add(*map(str, range(30)))
+    query = "select path, int8send(id * 1000) as key from files"
+    assert register_files(catalog, application.settings(query)).registered == 30
+
+
+def test_a_key_of_another_type_begins_anew(catalog: Connection, application: Application) -> None:
+    application.add("a", "b")
+    view = "create or replace view listed as select path, {} as key from files;"
+    grant = f"grant select on listed to {application.reader}"
+    application.owner.execute(view.format("id") + grant)
+    settings = application.settings("select * from listed")
+    register_files(catalog, settings)
+    application.owner.execute(
+        "drop view listed;" + view.format("now() + id * interval '1 s'") + grant
+    )
+    application.add("c")
+    assert register_files(catalog, settings).registered == 1
+
+
+def test_a_checksum_that_is_added_later_is_no_change(
+    catalog: Connection, application: Application
+) -> None:
+    application.add("a", "b")
+    register_files(catalog, application.settings())
+    read_all(catalog)
+    for sum, changed in (("11", 0), ("11", 0), ("22", 2)):
+        application.owner.execute("update files set sum = %s", (sum,))
+        assert register_files(catalog, application.settings(), whole=True).changed == changed
+
+
+def test_a_clock_that_is_set_back_takes_nothing_for_gone(
+    catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign_query, "STEP_ROWS", 7)
+    application.add(*map(str, range(20)))
+    with pytest.raises(ZeroDivisionError):
+        register_files(catalog, application.settings(), on_progress=lambda _: divmod(1, 0) and None)
+    catalog.execute("update ntt_backup.origins set began_at = now() + interval '1 hour'")
+    found = register_files(catalog, application.settings())
+    assert (found.gone, len(paths(catalog))) == (0, 20)
+    # Nor does a file wait that was to wait for a moment.
+    catalog.execute("update ntt_backup.places set wait_until = now() + interval '1 year'")
+    unread = files_by_path.UnreadFiles(catalog)
+    assert (unread.any_left(), len(unread.next(100))) == (True, 20)
+
+
+def test_files_that_are_read_again_and_new_ones_come_at_once(
+    catalog: Connection, catalog_url: str, application: Application
+) -> None:
+    application.add("changed")
+    register_files(catalog, application.settings())
+    read_all(catalog)
+    catalog.execute("update ntt_backup.places set failed = 'changed'")
+    application.add("new")
+
+    def requeue() -> None:
+        with connect(catalog_url, "requeue") as conn:
+            files_by_path.requeue_files(conn)
+
+    def waits() -> bool:
+        with connect(catalog_url, "look") as conn:
+            return bool(conn.execute("select from pg_locks where not granted").fetchall())
+
+    other = threading.Thread(target=requeue)
+    listed = application.settings().catalog.from_
+    assert listed is not None
+    with foreign_query.open_query(listed, "test") as opened, catalog.transaction():
+        current = files_by_path.Pass("", opened.definition)
+        files_by_path.register(catalog, current, opened.rows_from(None), versions=False)
+        other.start()
+        wait_until(waits, "the other session to wait")
+    other.join()
+    assert paths(catalog) == {b"changed", b"new"}

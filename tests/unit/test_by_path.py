@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ntt_backup.model import FileReason
+from ntt_backup.source import by_path
 from ntt_backup.source.by_path import BadFile, FirstReader, FoundFile, parse_checksum
 from ntt_backup.source.paths import Paths, checked_path
 from ntt_backup.source.store import READ_SIZE, Store
@@ -68,3 +71,75 @@ def test_a_device_is_not_read_without_end(tmp_path: Path) -> None:
         found = FirstReader(tree, store).read(b"zero", None, None)
     assert isinstance(found, BadFile)
     assert found.reason is FileReason.NOT_A_FILE
+
+
+LARGE = bytes(3 * READ_SIZE)
+
+
+def read(
+    root: Path, name: str, grace: float = 0.0, cancelled: Callable[[], None] = lambda: None
+) -> FoundFile | BadFile:
+    store = Store(root, grace=grace, paths=Paths())
+    with store.tree() as tree:
+        return FirstReader(tree, store, cancelled).read(os.fsencode(name), None, None)
+
+
+def test_what_took_the_place_of_a_file_may_be_gone_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").mkdir()
+    readv = os.readv
+
+    def remove(fd: int, buffers: list[memoryview]) -> int:
+        (tmp_path / "file").rmdir()
+        return readv(fd, buffers)
+
+    monkeypatch.setattr(os, "readv", remove)
+    found = read(tmp_path, "file")
+    assert found == BadFile(FileReason.NOT_A_FILE, "file is gone by now")
+
+
+def test_what_stands_there_is_said_whatever_its_name_is(tmp_path: Path) -> None:
+    (tmp_path / "l\udcff\nk").symlink_to("/etc/passwd")
+    found = read(tmp_path, "l\udcff\nk")
+    said = r"l\xff; k is a symbolic link, which is not followed"
+    assert found == BadFile(FileReason.NOT_A_FILE, said)
+
+
+def test_a_large_file_that_is_being_written_is_not_read_over_and_over(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(LARGE)
+    pieces: list[None] = []
+    found = read(tmp_path, "file", grace=3600, cancelled=lambda: pieces.append(None))
+    assert isinstance(found, BadFile)
+    assert (found.young, pieces) == (True, [])
+
+
+def test_a_large_file_that_is_changed_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(LARGE)
+    found = read(tmp_path, "file", cancelled=lambda: os.utime(file))
+    assert isinstance(found, BadFile)
+    assert found.young
+    assert isinstance(read(tmp_path, "file"), FoundFile)
+
+
+def test_a_file_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_path, "MAX_BLOB", 2 * READ_SIZE)
+    (tmp_path / "file").write_bytes(LARGE)
+    found = read(tmp_path, "file")
+    assert found == BadFile(FileReason.UNREADABLE, "file: File too large")
+
+
+def test_the_read_of_a_large_file_can_be_ended(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(LARGE)
+
+    class Ended(Exception):
+        pass
+
+    def end() -> None:
+        raise Ended
+
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(Ended):
+        read(tmp_path, "file", cancelled=end)
+    assert os.listdir("/proc/self/fd") == before

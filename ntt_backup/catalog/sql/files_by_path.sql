@@ -22,7 +22,10 @@ select distinct on (staged.path) staged.path, staged.size, nullif(staged.checksu
     p.id, p.blobid is not null as is_read, p.failed,
     p.gone_at is not null as was_gone,
     (staged.size is not null and p.size is distinct from staged.size)
-        or (nullif(staged.checksum, '') is not null and p.checksum is distinct from staged.checksum)
+        or (
+            nullif(staged.checksum, '') is not null and p.checksum is distinct from staged.checksum
+            and (p.checksum is not null or p.blobid is null)
+        )
         or coalesce(p.mtime_ns <> staged.mtime_ns, false)
         as differs
 from ntt_backup_staged as staged
@@ -51,6 +54,12 @@ set size = coalesce(m.size, p.size), checksum = coalesce(m.checksum, p.checksum)
     failed = null, detail = null, wait_until = null
 from ntt_backup_matched as m where p.id = m.id and m.differs and not m.is_read;
 
+-- name: note_checksums
+-- Takes over checksums that the origin did not have yet when it first gave a file.
+update ntt_backup.places as p set checksum = m.checksum
+from ntt_backup_matched as m
+where p.id = m.id and m.is_read and not m.differs and p.checksum is null and m.checksum is not null;
+
 -- name: report_changed
 -- Notes which files were changed since they were read. Their blobs stay as they are.
 update ntt_backup.places as p
@@ -63,9 +72,12 @@ where p.id = m.id and m.differs and m.is_read and p.failed is distinct from 'cha
 update ntt_backup.places as p set replaced_at = now()
 from ntt_backup_matched as m where p.id = m.id and m.differs and m.is_read;
 
+-- name: number_places
+-- Has no other transaction give numbers to places: each begins behind the last one.
+select pg_advisory_xact_lock(%(class)s, %(key)s);
+
 -- name: register_places
--- Registers the paths that have no place, or had one that was just replaced. One session registers at a
--- time.
+-- Registers the paths that have no place, or had one that was just replaced.
 insert into ntt_backup.places (id, origin, path, size, checksum)
 select (select coalesce(max(id), 0) from ntt_backup.places) + row_number() over (order by m.path),
     %(origin)s, m.path, m.size, m.checksum
@@ -245,7 +257,7 @@ select clock_timestamp();
 -- The next files to be read for the first time. What a walk has seen of a file promises nothing: it may still
 -- have been written.
 select id, path, case when origin = '' then size end, checksum from ntt_backup.places
-where {unread} and id > %(past)s and (wait_until is null or wait_until < now())
+where {unread} and id > %(past)s and {due}
 order by id limit %(limit)s;
 
 -- name: unread
@@ -256,8 +268,13 @@ blobid is null and failed is null and gone_at is null and replaced_at is null
 -- Whether any file is still to be read, now.
 select exists (
     select from ntt_backup.places
-    where {unread} and (wait_until is null or wait_until < now())
+    where {unread} and {due}
 );
+
+-- name: due
+-- Whether a file is to be read now, as a part of other queries. None waits for an hour, unless the clock was
+-- ahead when it began to.
+(wait_until is null or wait_until not between now() and now() + interval '1 hour')
 
 -- name: record_read
 -- Notes which blobs lie at the places that were read.
@@ -401,6 +418,14 @@ pg_catalog.encode({column}, 'hex')
 -- name: text_of
 -- Anything as text, as a part of other queries.
 {column}::pg_catalog.text
+
+-- name: first_of
+-- The beginning of a value, as a part of other queries: an application may keep a text of any length.
+pg_catalog.substr({column}, 1, {most})
+
+-- name: any_without_key
+-- Whether the query of another database gives a row without a key.
+select exists (select from ({query}) as given where given.key is null);
 
 -- name: number_of
 -- A size, as a part of other queries; one that no file can have is none.

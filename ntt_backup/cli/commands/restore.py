@@ -325,7 +325,7 @@ def lines(done: Restored, destination: Path) -> list[str]:
         " right"
     ]
     if done.wrong:
-        said.append(f"NOT restored: {len(done.wrong):,} that the remote lacks, or has damaged")
+        said.append(f"NOT restored: {len(done.wrong):,}, for these reasons")
         said += results.wrong_lines(done.wrong)
     if done.not_needed:
         said.append("damaged, and not needed, since other packs have all of their blobs:")
