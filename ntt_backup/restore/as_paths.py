@@ -9,8 +9,8 @@ the file system can do that. So there is room for one copy only. A restore that 
 called again: the blobs that were fetched are kept.
 
 A path is hostile until it is proved: see `snapshot.restore.tree`. A file in the place of another
-one is replaced, unless it was changed since the restore began: then it may be a file of this list
-whose name the file system takes for the same.
+one is replaced, unless it may be a file of this list whose name the file system takes for the same:
+it was changed since the restore began, or its name is spelled in another way.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ntt_backup.dump.places_file import PlacesFile, PlacesWriter, read_places
 from ntt_backup.errors import ConfigError
 from ntt_backup.formatting import printable
 from ntt_backup.model import Failure, ListedFile, Reason
+from ntt_backup.name_hash import NEW_HASHER
 from ntt_backup.process.durable import sync_below
 from ntt_backup.restore.blobs import Restored, Wanted
 from ntt_backup.restore.destination import SCRATCH, RestoreTarget, destination
@@ -58,7 +59,6 @@ _MODE: Final = 0o777  # As of a blob: no bit by which others would run it as its
 _DIRECTORY_MODE: Final = 0o777  # The umask applies.
 _TICK_SECONDS: Final = 0.2
 _NEW_FILE: Final = "file"
-# The file system has no links, or no more to this file.
 _NO_LINK: Final = (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 Source = Callable[[str], Iterator[ListedFile]]
@@ -112,6 +112,8 @@ class FileRestore:
         self._choice = choice
         self._fits = matcher(choice.patterns)
         self._wanted = wanted
+        # The hashes that names may be; first that of the last file that was right.
+        self._hashes = list(NEW_HASHER.values())
         self._seen = 0
         self.counts = FileCounts()
 
@@ -176,7 +178,7 @@ class FileRestore:
                 self._seen += 1
                 if file.blobid is None:
                     self._refuse(file, "it was never backed up", Reason.MISSING)
-                elif _is_right(tree, file, trust_size=trust_size):
+                elif self._is_right(tree, file, trust_size=trust_size):
                     self.counts.kept += 1
                 else:
                     writer.add(file)
@@ -196,6 +198,33 @@ class FileRestore:
             return True
         parts = _below(file).split("/")
         return any(self._fits("/".join(parts[: n + 1])) for n in range(len(parts)))
+
+    def _is_right(self, tree: DestinationTree, file: ListedFile, *, trust_size: bool) -> bool:
+        """Returns whether the directory has a file, which then gets its time and its mode."""
+        try:
+            above, name = _checked(file)
+            level = tree.enter(above)
+            if level.fd < 0:
+                return False
+            with closing_fd(open_old(level, name)) as fd:
+                status = os.fstat(fd)
+                if status.st_size != file.size:
+                    return False
+                trusted = trust_size and status.st_mtime_ns == file.mtime_ns
+                if not (trusted or self._hashes_to(fd, file.blobid)):
+                    return False
+                _give(fd, file)
+                return True
+        except (OSError, Refused, ValueError):
+            return False  # What is wrong is told when the file is placed.
+
+    def _hashes_to(self, fd: int, blobid: str | None) -> bool:
+        """Returns whether a file's content has this name, by whichever hash names are."""
+        for number, new in enumerate(self._hashes):
+            if digest_of(fd, new) == blobid:
+                self._hashes.insert(0, self._hashes.pop(number))
+                return True
+        return False
 
     # --- what is placed ---------------------------------------------------------------------------
 
@@ -240,19 +269,19 @@ class FileRestore:
             above, name = _checked(file)
             level = tree.enter(above)
             old = _stands_there(level, name, target.began_ns)
+            if old and not tree.is_spelled(name):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             with suppress(FileNotFoundError):  # Of a file that could not be placed.
                 os.unlink(_NEW_FILE, dir_fd=stage)
-            linked = self._choice.hard_links and _link(target.fd, blob, stage)
+            linked = self._choice.hard_links and _link(fd, target.fd, blob, stage)
             if last and not linked:
                 _move(target.fd, blob, level, name, replace=old)
                 _give(fd, file)
             else:
-                if linked:
-                    _give(fd, file)
-                else:
-                    with closing_fd(os.open(_NEW_FILE, NEW, 0o644, dir_fd=stage)) as copy:
-                        copy_content(fd, copy)
-                        _give(copy, file)
+                if not linked:
+                    _copy(fd, stage)
+                with closing_fd(os.open(_NEW_FILE, FILE, dir_fd=stage)) as new:
+                    _give(new, file)
                 _move(stage, _NEW_FILE, level, name, replace=old)
         self.counts.files += 1
         self.counts.replaced += old
@@ -277,26 +306,6 @@ def _checked(file: ListedFile) -> tuple[str, str]:
     return split(path)
 
 
-def _is_right(tree: DestinationTree, file: ListedFile, *, trust_size: bool) -> bool:
-    """Returns whether the directory has a file. If so, the file gets its time and its mode."""
-    try:
-        above, name = _checked(file)
-        level = tree.enter(above)
-        if level.fd < 0:
-            return False
-        with closing_fd(open_old(level, name)) as fd:
-            status = os.fstat(fd)
-            if status.st_size != file.size:
-                return False
-            trusted = trust_size and status.st_mtime_ns == file.mtime_ns
-            if not trusted and digest_of(fd) != file.blobid:
-                return False
-            _give(fd, file)
-            return True
-    except (OSError, Refused, ValueError):
-        return False  # What is wrong is told when the file is placed.
-
-
 def _stands_there(level: Level, name: str, began_ns: int) -> bool:
     """Returns whether a file is to be replaced.
 
@@ -315,15 +324,29 @@ def _stands_there(level: Level, name: str, began_ns: int) -> bool:
     return True
 
 
-def _link(directory: int, blob: str, stage: int) -> bool:
-    """Makes a hard link to a blob; returns False where the file system has none, or no more."""
-    try:
-        os.link(blob, _NEW_FILE, src_dir_fd=directory, dst_dir_fd=stage, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in _NO_LINK:
-            raise
-        return False
-    return True
+def _copy(fd: int, stage: int) -> None:
+    with closing_fd(os.open(_NEW_FILE, NEW, 0o644, dir_fd=stage)) as copy:
+        copy_content(fd, copy)
+
+
+def _link(fd: int, directory: int, blob: str, stage: int) -> bool:
+    """Makes a hard link to a blob; returns False where the file system has none.
+
+    A blob that has as many links as a file can have is replaced by a copy of it.
+    """
+    for _ in range(2):
+        try:
+            os.link(blob, _NEW_FILE, src_dir_fd=directory, dst_dir_fd=stage, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            if error.errno != errno.EMLINK:
+                return False
+            _copy(fd, stage)
+            os.rename(_NEW_FILE, blob, src_dir_fd=stage, dst_dir_fd=directory)
+        else:
+            return True
+    return False
 
 
 def _move(directory: int, old: str, level: Level, name: str, *, replace: bool) -> None:

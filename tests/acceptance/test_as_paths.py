@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import errno
 import itertools
 import json
 import multiprocessing
 import os
 import shutil
-import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,10 +23,11 @@ from ntt_backup.dump.places_file import PlacesWriter, read_places
 from ntt_backup.model import ListedFile
 from ntt_backup.restore import as_paths as by_paths
 from tests.helpers.application import Application
-from tests.helpers.blobs import Person
+from tests.helpers.blobs import Person, files_with_looks
 from tests.helpers.environment import Environment
 from tests.helpers.postgres import Postgres
 from tests.helpers.sshd import RemoteDir
+from tests.power.disks import call, unmount
 
 NAMES = (
     b"a/one",
@@ -40,19 +43,6 @@ SOME_NS = 1_500_000_000_123_456_789
 
 def content_of(name: bytes) -> bytes:
     return b"equal" * 999 if name in (b"a/one", b"a/same", b"copy") else name * 5000
-
-
-def look(root: Path) -> dict[bytes, tuple[bytes, int, int]]:
-    """Content, time and permission bits of each file below a directory."""
-    found = {}
-    for above, _, names in os.walk(os.fsencode(root)):
-        for name in names:
-            path = os.path.join(above, name)
-            status = os.lstat(path)
-            with open(path, "rb") as file:
-                below = os.path.relpath(path, os.fsencode(root))
-                found[below] = (file.read(), status.st_mtime_ns, stat.S_IMODE(status.st_mode))
-    return found
 
 
 def add(env: Environment, application: Application, *names: bytes) -> None:
@@ -122,24 +112,24 @@ def test_trees_are_equal_with_the_catalog_and_with_nothing_but_the_target(
         sealed(env)
     env.call("run", expect=0)
     env.call("dump", expect=0)
-    wanted = look(uploads(env))
+    wanted = files_with_looks(uploads(env))
 
     found = restore(env)
     assert counts(found) == (len(NAMES), 0, 0)
     assert found["restored"] == len({content_of(name) for name in NAMES})
-    assert look(env.root / "back") == wanted
+    assert files_with_looks(env.root / "back") == wanted
     assert counts(restore(env)) == (0, len(NAMES), 0)
 
     # The worst day: there is no database, and the files are lost. Then there is an empty one.
     shutil.rmtree(uploads(env))
     env.write_config(catalog={"url": "postgresql:///no_such_database?host=/nonexistent"})
     assert counts(restore(env, "--places", "latest", to="without")) == (len(NAMES), 0, 0)
-    assert look(env.root / "without") == wanted
+    assert files_with_looks(env.root / "without") == wanted
     application.owner.execute("drop table files")
     env.write_config(catalog={"url": database_url})
     env.call("restore", "--catalog", "--allow-superuser", expect=0)
     assert counts(restore(env, to="again")) == (len(NAMES), 0, 0)
-    assert look(env.root / "again") == wanted
+    assert files_with_looks(env.root / "again") == wanted
 
 
 def test_a_places_file_is_read_without_this_program_and_goes_with_its_dump(
@@ -165,7 +155,7 @@ def test_a_places_file_is_read_without_this_program_and_goes_with_its_dump(
         content = content_of(path)
         assert (line["blobid"], line["size"]) == (blake3(content).hexdigest(), len(content))
         files[path] = (content, line["mtime_ns"], int(line["mode"], 8))
-    assert files == look(uploads(env))
+    assert files == files_with_looks(uploads(env))
 
     # A local copy will do, also one that was edited.
     plain = env.root / "some.jsonl"
@@ -188,8 +178,10 @@ def test_what_is_chosen_comes_back_and_what_is_wrong_there_is_replaced(
     on_disk(env)
     env.call("run", expect=0)
     assert counts(restore(env, "--path", "/a")) == (3, 0, 0)
-    wanted = look(uploads(env))
-    assert look(back) == {name: wanted[name] for name in NAMES if name.startswith(b"a/")}
+    wanted = files_with_looks(uploads(env))
+    assert files_with_looks(back) == {
+        name: wanted[name] for name in NAMES if name.startswith(b"a/")
+    }
     assert counts(restore(env, "--path", "tw?*", to="two")) == (1, 0, 0)
     assert "no file is listed" in restore(env, "--path", "none", code=2, to="none")["error"]
 
@@ -198,7 +190,7 @@ def test_what_is_chosen_comes_back_and_what_is_wrong_there_is_replaced(
     (back / "a/same").chmod(0o600)
     os.utime(back / "a/same", (1, 1))
     assert counts(restore(env)) == (4, 2, 2)
-    assert look(back) == wanted
+    assert files_with_looks(back) == wanted
 
     # What is gone comes back on request, and what was never read is told.
     application.owner.execute("delete from files where path = 'copy'")
@@ -213,7 +205,34 @@ def test_what_is_chosen_comes_back_and_what_is_wrong_there_is_replaced(
         {"blobid": "missing", "reason": "missing", "detail": "it was never backed up"}
     ]
     restore(env, "--with-gone", to="gone", code=7)
-    assert look(env.root / "gone") == wanted
+    assert files_with_looks(env.root / "gone") == wanted
+
+
+def test_the_list_beside_an_older_dump_brings_back_the_files_of_that_time(
+    listed: Environment, application: Application
+) -> None:
+    env = listed
+    on_disk(env)
+    env.write_config(**{"catalog.from": {"on_change": "version"}})
+    env.call("run", expect=0)
+    env.call("dump", expect=0)
+    (older,) = (env.remote.local / "pgdump").glob("*.dump")
+    before = files_with_looks(uploads(env))
+    (uploads(env) / "copy").write_bytes(b"another version")
+    application.owner.execute("update files set size = 15 where path = 'copy'")
+    (uploads(env) / "a/one").unlink()
+    application.owner.execute("delete from files where path = 'a/one'")
+    add(env, application, b"new")
+    env.call("run", expect=0)
+    env.call("dump", "--force", expect=0)
+    after = files_with_looks(uploads(env))
+
+    back = env.root / "back"
+    assert counts(restore(env, "--places", "latest")) == (len(after), 0, 0)
+    assert files_with_looks(back) == after
+    # What came later stays, and what is another version by now is replaced.
+    assert counts(restore(env, "--places", older.name)) == (2, len(before) - 2, 1)
+    assert files_with_looks(back) == {**after, **before}
 
 
 def test_a_thousand_equal_files_cost_one_blob(
@@ -235,6 +254,97 @@ def test_a_thousand_equal_files_cost_one_blob(
         status = {os.stat(env.root / f"with-{links}" / os.fsdecode(name)) for name in names}
         assert {one.st_nlink for one in status} == {links}
         assert {one.st_size for one in status} == {4000}
+
+
+def test_more_equal_files_than_a_file_may_have_links(
+    listed: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env, link = listed, os.link
+    on_disk(env)
+    env.call("run", expect=0)
+
+    def at_most_three(old: str, *args: Any, src_dir_fd: int, **how: Any) -> None:
+        if os.stat(old, dir_fd=src_dir_fd).st_nlink > 3:
+            raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
+        link(old, *args, src_dir_fd=src_dir_fd, **how)
+
+    monkeypatch.setattr(os, "link", at_most_three)
+    blobid = blake3(content_of(b"copy")).hexdigest()
+    lines = [{**LINE, "size": 4995, "blobid": blobid, "path": f"{n}"} for n in range(10)]
+    found = restore(env, "--hard-links", "--places", str(places(env, *lines)))
+    assert (counts(found), found["restored"]) == ((10, 0, 0), 1)
+    files = [path.stat() for path in (env.root / "back").iterdir()]
+    assert len({one.st_ino for one in files}) == 4
+    assert {(one.st_size, one.st_mtime, one.st_mode & 0o777) for one in files} == {
+        (4995, 0.0, 0o644)
+    }
+
+
+@contextmanager
+def image(env: Environment, mkfs: str, options: str = "loop") -> Iterator[Path]:
+    """A file system of 320 MB in an image."""
+    if os.geteuid() != 0 or shutil.which(mkfs.split()[0]) is None:
+        pytest.skip(f"this needs root and {mkfs}")
+    file, where = env.root / "image", env.root / "mnt"
+    file.write_bytes(b"")
+    os.truncate(file, 320 << 20)
+    where.mkdir()
+    call(*mkfs.split(), file)
+    if call("mount", "-o", options, file, where, ok=False).returncode:
+        pytest.skip(f"{mkfs} makes what cannot be mounted here")
+    try:
+        yield where
+    finally:
+        unmount(where)
+
+
+@pytest.mark.long
+def test_names_that_differ_in_case_only_do_not_overwrite_each_other(listed: Environment) -> None:
+    env = listed
+    on_disk(env)
+    env.call("run", expect=0)
+    one, two = (blake3(content_of(name)).hexdigest() for name in (b"copy", b"a/b/two words"))
+    lines = [
+        *({**LINE, "blobid": one, "path": path} for path in ("Name", "Dir/x", "alone", "both")),
+        *({**LINE, "blobid": two, "path": path} for path in ("name", "dir/x", "dir/y", "BOTH")),
+    ]
+    file = places(env, *sorted(lines, key=lambda line: str(line["blobid"])))
+    with image(env, "mkfs.xfs -q -n version=ci") as where:
+        first = restore(env, "--places", str(file), to="mnt/back", code=7)
+        assert counts(first) == (5, 0, 0)
+        assert "differs in case only" in first["failures"][0]["detail"]
+        found = files_with_looks(where / "back")
+        assert len(found) == 5
+        # Nor does a second restore, when all are there before it begins.
+        second = restore(env, "--places", str(file), to="mnt/back", code=7)
+        assert (counts(second), second["failures"]) == ((0, 5, 0), first["failures"])
+        assert files_with_looks(where / "back") == found
+        # What is wrong there is still replaced.
+        (where / "back/alone").write_bytes(b"wrong")
+        assert counts(restore(env, "--places", str(file), to="mnt/back", code=7)) == (1, 4, 1)
+        assert files_with_looks(where / "back") == found
+
+
+def test_a_disk_that_gets_full_ends_the_restore_and_room_lets_it_continue(
+    listed: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = listed
+    on_disk(env)
+    env.call("run", expect=0)
+    wanted = files_with_looks(uploads(env))
+
+    def full(old: int, new: int) -> None:
+        os.pwrite(new, b"half", 0)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(by_paths, "copy_content", full)
+        said = restore(env, code=6)["error"]
+    assert "No space left on device" in said
+    assert str(env.root / "back") in said
+    found = restore(env)
+    assert found["restored"] == 0
+    assert files_with_looks(env.root / "back") == wanted
 
 
 LINE = {"size": 5, "mtime_ns": 0, "mode": "0644", "origin": ""}
@@ -278,7 +388,7 @@ def test_no_path_leads_out_of_the_directory_and_the_others_come(listed: Environm
     found = restore(env, "--places", str(places(env, *lines)), code=7)
     assert counts(found) == (len(good), 0, 0)
     assert len(found["failures"]) == len(bad) + 2  # The blob that is missing, and its file.
-    assert sorted(look(back)) == [b"abs/olute", b"back\\slash", b"f", b"twice"]
+    assert sorted(files_with_looks(back)) == [b"abs/olute", b"back\\slash", b"f", b"twice"]
     assert list(outside.iterdir()) == []
     assert not (back / ".ntt-restore").exists()
 
@@ -353,10 +463,10 @@ def test_a_killed_restore_continues_with_what_was_fetched(
     on_disk(env)
     add(env, application, *(b"n/%d" % number for number in range(20)))
     env.call("run", expect=0)
-    wanted = look(uploads(env))
+    wanted = files_with_looks(uploads(env))
     for moves in (0, 3, 14):
         killed_behind(env, moves)
     assert {path.name for path in back.iterdir()} > {".ntt-restore", "n"}
     found = restore(env)
     assert (found["restored"], counts(found)) == (0, (len(wanted) - 17, 17, 0))
-    assert look(back) == wanted
+    assert files_with_looks(back) == wanted

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from ntt_backup.blobdir.layout import Layout, relative_path
+from ntt_backup.mount import kernel
 from ntt_backup.name_hash import NEW_HASHER
-from tests.helpers.blobs import noise, tree
+from tests.helpers.blobs import Person, files_with_looks, noise, tree
 from tests.helpers.environment import Environment
+from tests.helpers.mounts import mount_point
 from tests.helpers.postgres import Postgres
-from tests.helpers.sshd import Sshd, by_python_alone
+from tests.helpers.sshd import RemoteDir, Sshd, by_python_alone
 from tests.helpers.waiting import wait_until
 
 LFS, PULP = "0:2/2:4/4:", "0:2/2:"
@@ -54,9 +57,9 @@ def on_targets(root: Path, hashed: str = "blake3") -> dict[str, bytes]:
     return {relative_path(name_of(content, hashed)): content for content in files.values()}
 
 
-def flip(path: Path) -> None:
+def flip(path: Path, place: int = 0) -> None:
     content = bytearray(path.read_bytes())
-    content[0] ^= 1
+    content[place] ^= 1
     path.write_bytes(content)
 
 
@@ -192,3 +195,131 @@ def test_another_hash_is_refused_by_store_and_target(env: Environment, strategy:
     assert "on the target are SHA-256, and source.hash is blake3" in done.stdout + done.stderr
     # A session that has ended removes its directory a moment later.
     wait_until(lambda: tree(env.remote.local) == before, "the target is as it was")
+
+
+LONG = pytest.mark.long
+# Each target, with all commands, once in each form that it has.
+WAYS = pytest.mark.parametrize(
+    ("way", "layout", "sealed"),
+    [
+        ("file", "files", False),
+        ("file", "packs", True),
+        pytest.param("file", "packs", False, marks=LONG),
+        *(
+            pytest.param(way, layout, sealed, marks=LONG)
+            for way, layout in (
+                ("ssh", "files"),
+                ("ssh", "packs"),
+                ("sftp", "packs"),
+                ("s3", "packs"),
+            )
+            for sealed in ((False, True) if layout == "packs" else (False,))
+        ),
+    ],
+)
+
+
+@pytest.fixture
+def target(
+    request: pytest.FixtureRequest, way: str, layout: str, sealed: bool, postgres: Postgres
+) -> Environment:
+    """An environment with such a target, and with dumps."""
+    env: Environment = request.getfixturevalue("bucket_env" if way == "s3" else "env")
+    env.environ["XDG_CACHE_HOME"] = str(env.root / "cache")
+    if way == "file":
+        place = env.root / "disk"
+        place.mkdir()
+        env.remote = RemoteDir(str(place), place)
+        env.settings["remote"] = {"url": f"file://{place}"}
+    elif way == "sftp":
+        config = str(env.sshd.by_sftp().ssh_config)
+        url = f"sftp://{env.sshd.alias}{env.remote.path}"
+        env.settings["remote"] = {"url": url, "ssh_config": config}
+    env.write_config(remote={"layout": layout}, dump={"bin": str(postgres.programs)})
+    if sealed:
+        owner = Person.new()
+        key = owner.file(env.root / "backup.key")
+        env.write_config(pack={"recipients": [owner.public], "identity_file": str(key)})
+    return env
+
+
+@WAYS
+def test_every_command_works_where_names_are_sha256(
+    target: Environment, way: str, layout: str, sealed: bool, database_url: str
+) -> None:
+    env, packs = target, layout == "packs"
+    root = lay(env, LFS, "sha256")
+    before, names = tree(root), {name_of(one, "sha256") for one in (*CONTENTS, LARGE)}
+    env.call("scan", expect=0)
+    env.call("check", expect=0)
+    env.run("run", expect=0)
+    assert env.copied() == names
+    for command in ("verify", "verify --download", "verify --local", "reconcile"):
+        assert "WRONG" not in env.call(*command.split(), expect=0).stdout
+    env.call("show", name_of(LARGE, "sha256"), expect=0)
+
+    env.query("update blobs set remote_copied = false")
+    env.query("delete from ntt_backup.packs")
+    env.call("reconcile", "--adopt", expect=0)
+    assert env.copied() == names
+    path_in(root, LFS, LARGE, "sha256").unlink()
+    flip(path_in(root, LFS, CONTENTS[5], "sha256"))
+    assert json.loads(env.call("heal", "--all", "--json", expect=0).stdout)["healed"] == 2
+    assert tree(root) == before
+
+    env.call("dump", expect=0)
+    drill = ("drill", "--scratch", str(env.root / "scratch"), "--database", database_url)
+    assert "PROVED" in env.call(*drill, expect=0).stdout
+    assert tree(env.root / "scratch") == before
+    if packs and not sealed:
+        with mount_point(lambda: kernel.require_erofs(kernel.BLOCKS_SINCE)) as place:
+            env.call("mount", str(place), expect=0)
+            assert tree(place) == on_targets(root, "sha256")
+            subprocess.run(["umount", place], check=True)
+
+    # What rots on a target is found, and sent again. Of packs that were adopted no sum is known.
+    if way in ("file", "ssh"):
+        look = ("verify", *(["--download"] if packs else []))
+        files = (env.remote.local / ("packs" if packs else "by-hash")).rglob("*")
+        rotten = max((one for one in files if one.is_file()), key=lambda one: one.stat().st_size)
+        rotten.chmod(0o600)
+        flip(rotten, rotten.stat().st_size // 3)
+        env.call(*look, expect=7)
+        env.run("run", expect=0)
+        env.call("verify", expect=0)
+
+
+@WAYS
+def test_files_that_go_by_their_paths_may_have_names_of_sha256(
+    target: Environment, way: str, layout: str, sealed: bool, database_url: str
+) -> None:
+    env = target
+    root = env.root / "files"
+    contents = {f"{number % 7}/{number}": one for number, one in enumerate((*CONTENTS, LARGE))}
+    for name, content in (*contents.items(), ("again", LARGE)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+        os.utime(root / name, ns=(0, 1_500_000_000_123_456_789 + len(content)))
+    env.write_config(
+        source={"root": str(root), "hash": "sha256"}, **{"files.all": {"paths": [str(root)]}}
+    )
+    env.call("check", expect=0)
+    env.run("run", expect=0)
+    assert env.copied() == {name_of(one, "sha256") for one in contents.values()}
+    for command in ("verify", "verify --download", "verify --local", "reconcile", "dump"):
+        env.call(*command.split(), expect=0)
+    restore = ("restore", "--as-paths", "--json", "--to")
+    done = json.loads(env.call(*restore, str(env.root / "back"), expect=0).stdout)
+    assert (done["files"], done["kept"]) == (len(contents) + 1, 0)
+    done = json.loads(env.call(*restore, str(env.root / "back"), expect=0).stdout)
+    assert (done["files"], done["kept"], done["restored"]) == (0, len(contents) + 1, 0)
+    assert files_with_looks(env.root / "back") == files_with_looks(root)
+    drill = ("drill", "--scratch", str(env.root / "scratch"), "--database", database_url)
+    assert "PROVED" in env.call(*drill, expect=0).stdout
+
+    # Nothing is left but the target, which says how its blobs are named.
+    for table in ("source", "files.all"):
+        del env.settings[table]
+    env.write_config(catalog={"url": "postgresql:///no_such_database?host=/nonexistent"})
+    env.call(*restore, str(env.root / "alone"), "--places", "latest", expect=0)
+    assert files_with_looks(env.root / "alone") == files_with_looks(root)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import random
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +45,19 @@ def tree(root: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
     }
+
+
+def files_with_looks(root: Path) -> dict[bytes, tuple[bytes, int, int]]:
+    """Content, time of modification and permission bits of each file below a directory."""
+    found = {}
+    for above, _, names in os.walk(os.fsencode(root)):
+        for name in names:
+            path = os.path.join(above, name)
+            status = os.lstat(path)
+            with open(path, "rb") as file:
+                below = os.path.relpath(path, os.fsencode(root))
+                found[below] = (file.read(), status.st_mtime_ns, stat.S_IMODE(status.st_mode))
+    return found
 
 
 def noise(size: int, seed: int = 1) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import zstandard
 from blake3 import blake3
@@ -18,6 +18,9 @@ from blake3 import blake3
 from ntt_backup.filestore.contract import Buffer
 from ntt_backup.snapshot.format.super_blocks import ZstdStream
 from ntt_backup.snapshot.names import SnapshotDamaged
+
+if TYPE_CHECKING:
+    from ntt_backup.name_hash import NameHasher
 
 SUM: Final = 8
 NOTHING: Final = bytes(SUM)
@@ -54,7 +57,7 @@ def _replace(each: list[bytes], old: bytes, new: bytes) -> None:
         each[:] = [new if one == old else one for one in each]
 
 
-def add_zeros(hasher: blake3, length: int) -> None:
+def add_zeros(hasher: NameHasher, length: int) -> None:
     """Hashes the zeros of a hole.
 
     A table of hashes cannot save this work, since BLAKE3 also hashes the position of each kilobyte.

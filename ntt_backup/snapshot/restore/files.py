@@ -15,7 +15,7 @@ import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from blake3 import blake3
 
@@ -57,6 +57,9 @@ from ntt_backup.snapshot.restore.tree import (
     reason,
     split,
 )
+
+if TYPE_CHECKING:
+    from ntt_backup.name_hash import NewNameHasher
 
 _STEP_SECONDS: Final = 0.25
 # Files that one of several processes restores in a row.
@@ -576,9 +579,9 @@ def _clear(fd: int, start: int, end: int) -> None:
         start += os.pwrite(fd, _ZEROS[: end - start], start)
 
 
-def digest_of(fd: int) -> str:
-    """Returns the BLAKE3 of a file's content in hex. Raises OSError."""
-    hasher = blake3()
+def digest_of(fd: int, new: NewNameHasher = blake3) -> str:
+    """Returns the hash of a file's content in hex, by default its BLAKE3. Raises OSError."""
+    hasher = new()
     end, size = 0, os.fstat(fd).st_size
     for at, piece in read_stretches(fd, size, 1, memoryview(bytearray(_PIECE))):
         add_zeros(hasher, at - end)

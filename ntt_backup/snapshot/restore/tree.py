@@ -133,6 +133,14 @@ class DestinationTree:
                 self._levels.append(level)
         return level
 
+    def is_spelled(self, name: str) -> bool:
+        """Returns whether an entry of the last entered directory is stored as its path spells it.
+
+        A file system that ignores case, or has short names, finds an entry by other paths, too.
+        """
+        below = [level.path.rpartition("/")[2] for level in self._levels[1:]]
+        return all(map(_is_stored, self._levels, [*below, name]))
+
     def _leave(self) -> None:
         fd = self._levels.pop().fd
         if fd >= 0:
@@ -162,6 +170,23 @@ class DestinationTree:
             self.mounted.append(os.dup(fd))
             self._devices.add(device)
         return Level(path, fd, set() if new else None)
+
+
+def _is_stored(level: Level, name: str) -> bool:
+    """Returns whether a directory has an entry of exactly this name, where it finds one by it."""
+    # A listing takes long. It is needed for names that file systems have in several forms: beyond
+    # ASCII, and where FAT cuts their end, or shortens others to them.
+    if name.isascii() and "~" not in name and name[-1] not in ". ":
+        try:
+            found, other = (
+                os.stat(one, dir_fd=level.fd, follow_symlinks=False)
+                for one in (name, name.swapcase())
+            )
+        except FileNotFoundError:
+            return True
+        if name == name.swapcase() or not os.path.samestat(found, other):
+            return True
+    return name in level.names
 
 
 def split(path: str) -> tuple[str, str]:
