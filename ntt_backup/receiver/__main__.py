@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="append",
         choices=REQUIRED,
         default=[],
-        help="serve nobody where names cannot be checked by BLAKE3",
+        help="blake3: serve nobody where names cannot be checked; sha256: take no other names",
     )
     parser.add_argument("--idle-timeout", type=float, default=_IDLE_SECONDS, metavar="SECONDS")
     options = parser.parse_args(argv)

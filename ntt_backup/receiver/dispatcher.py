@@ -152,6 +152,8 @@ class Receiver:
             self._begin_to_read(root)
         else:
             self._require("put", "blobs")
+            if "sha256" in terms.require and names != messages.SHA256:
+                raise Refusal("refused", "--require sha256 is given, and these names are BLAKE3")
             self._begin_to_write(root, (owner, run, slot), kind, names)
         self._handlers[messages.PING] = lambda payload: self._connection.say(
             messages.PONG.frame(messages.PING.read(payload))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ntt_backup.receiver.hashing import NewHasher
 
 ALLOWED = ("put", "list", "verify", "get", "replace", "dump", "snapshot", "packs")
-REQUIRED = ("blake3",)
+REQUIRED = ("blake3", "sha256")
 
 
 class Terms(NamedTuple):

@@ -821,3 +821,17 @@ def test_what_is_required_and_lacking_serves_nobody(root: Path, checking: str, h
         else:
             assert client.error == ""
     assert [path.name for path in root.iterdir()] == ["by-hash"]
+
+
+@stops("`names` of BLAKE3, where `--require sha256` asks for SHA-256")
+def test_where_names_of_sha256_are_required_no_others_are_put(root: Path, checking: str) -> None:
+    (root / "by-hash").mkdir()
+    client = ScriptedSession(root, ALLOWED, checking, "sha256", ["sha256"])
+    for said, error in (
+        ({}, "refused"),
+        ({"names": "sha256"}, ""),
+        ({"reading": 1}, ""),
+        ({"files": DUMPS}, ""),
+    ):
+        assert client.say(BYE, **said).error == error
+    assert [path.name for path in root.iterdir()] == ["by-hash"]

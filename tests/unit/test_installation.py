@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +18,7 @@ from ntt_backup.cli.commands.install import key_line, steps, write_receiver
 from ntt_backup.client.bootstrap import standalone
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import ConfigError
+from ntt_backup.name_hash import HashOfNames
 
 PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEXAMPLE backup@source"
 
@@ -37,6 +39,25 @@ def test_the_line_restricts_the_key_to_the_receiver(identity: Path) -> None:
         'restrict,command="ntt-backup-receive --root /srv/backup'
         f' --allow put,list,verify,dump,snapshot --require blake3" {PUBLIC}'
     )
+
+
+@pytest.mark.parametrize(
+    ("layout", "names", "said", "step"),
+    [
+        ("files", "blake3", "dump,snapshot --require blake3", "b3sum"),
+        ("files", "sha256", "dump,snapshot --require sha256", "needs no BLAKE3"),
+        ("packs", "sha256", "packs,dump,snapshot", "needs no BLAKE3"),
+    ],
+)
+def test_the_line_requires_the_hash_that_names_are(
+    layout: Literal["files", "packs"], names: HashOfNames, said: str, step: str
+) -> None:
+    place = RemoteSettings(host="backup@host", path="/srv/backup", layout=layout)
+    assert f'{said}" ' in key_line(place, names)
+    text = steps(place, names)
+    assert key_line(place, names) in text.splitlines()
+    assert step in text
+    assert [line[0] for line in text.splitlines() if re.match(r"\d\. ", line)] == list("12345")
 
 
 @pytest.mark.parametrize("path", ["/srv/with space", '/srv/a"b', "/srv/it's", "/srv/$HOME;`id`"])

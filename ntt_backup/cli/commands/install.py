@@ -36,6 +36,7 @@ from ntt_backup.daemon.service_files import (
 )
 from ntt_backup.errors import ConfigError, SourceError, complete
 from ntt_backup.model import DEFAULT_TARGET
+from ntt_backup.name_hash import HashOfNames
 from ntt_backup.process.durable import durable_file
 from ntt_backup.process.spawn import start, version_of
 
@@ -260,10 +261,20 @@ def _run(*argv: str, may_fail: bool = False) -> None:
 # within quotes, an option forgotten. So it is made from the settings. Nothing is installed: the
 # right to do that is just what this host should not have.
 RECEIVER: Final = "ntt-backup-receive"
-_ALLOWED: Final = {
-    "files": "put,list,verify,dump,snapshot --require blake3",
-    "packs": "packs,dump,snapshot",
-}
+_ALLOWED: Final = {"files": "put,list,verify,dump,snapshot", "packs": "packs,dump,snapshot"}
+# What the names of new blobs are checked with, as a step for a person.
+_BY_BLAKE3: Final = (
+    "2. Give it BLAKE3: `apt-get install b3sum`, or the Python module blake3 or libblake3.",
+    "   Without it the receiver must take this host's word for what a new blob's name should",
+    "   be; --require blake3 in the line below has it serve nobody then.",
+)
+_BY_SHA256: Final = (
+    "2. It needs no BLAKE3: Python itself computes SHA-256, which the names of the store are.",
+    "   --require sha256 in the line below has the receiver take no other names.",
+)
+_IN_PACKS: Final = (
+    "2. It needs no BLAKE3: packs are compared by SHA-256, which Python itself computes.",
+)
 _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 
 
@@ -286,27 +297,32 @@ def install_receiver(common: Common, show: bool, write: str | None) -> None:
     elif write is not None:
         write_receiver(Path(write))
     if show:
-        remote = common.load(Settings).remote
+        settings = common.load(Settings)
+        remote = settings.remote
         if remote.kind != "ssh":
             raise ConfigError(
                 f"a receiver is installed on another machine, and {remote.url} is none",
                 hint="name an ssh target with --target",
             )
-        click.echo(complete(steps(remote)))
+        click.echo(complete(steps(remote, settings.source.hash)))
 
 
-def key_line(remote: RemoteSettings) -> str:
-    """Returns the line for authorized_keys on the remote."""
-    command = (
-        f"{RECEIVER} --root {shlex.quote(remote.path)} --allow {_ALLOWED[remote.layout or 'files']}"
-    )
+def key_line(remote: RemoteSettings, names: HashOfNames = "blake3") -> str:
+    """Returns the line for authorized_keys on the remote. names: the hash of names."""
+    layout = remote.layout or "files"
+    command = f"{RECEIVER} --root {shlex.quote(remote.path)} --allow {_ALLOWED[layout]}"
+    if layout == "files":
+        command += f" --require {names}"
     # sshd takes the text up to the next quote without a backslash before it.
     quoted = command.replace('"', '\\"')
     return f'restrict,command="{quoted}" {_public_key(remote.identity_file) or _NO_KEY}'
 
 
-def steps(remote: RemoteSettings) -> str:
-    """Returns what to do, in order, for a person."""
+def steps(remote: RemoteSettings, names: HashOfNames = "blake3") -> str:
+    """Returns what to do, in order, for a person. names: the hash of names."""
+    checks = (
+        _IN_PACKS if remote.layout == "packs" else {"sha256": _BY_SHA256}.get(names, _BY_BLAKE3)
+    )
     lines = [
         f"How to let this host do no more at {remote.host} than add to {remote.path},",
         "and remove old dumps of the catalog there, never the newest:",
@@ -316,14 +332,12 @@ def steps(remote: RemoteSettings) -> str:
         f"       ntt-backup-remote install-receiver --write {RECEIVER}",
         f"   (A remote that has the package ntt-backup has {RECEIVER} already; that must be",
         "   in the PATH that sshd gives to commands.)",
-        "2. Give it BLAKE3: `apt-get install b3sum`, or the Python module blake3 or libblake3.",
-        "   Without it the receiver must take this host's word for what a new blob's name should",
-        "   be; --require blake3 in the line below has it serve nobody then.",
+        *checks,
         f"3. Make the directory {remote.path}, if it is missing, and give it to the account.",
         "4. Put this line into ~/.ssh/authorized_keys of that account, in place of every",
         "   other line with the same key:",
         "",
-        key_line(remote),
+        key_line(remote, names),
         "",
         "5. On this host: run.strategy must be stream or auto; then see that it works:",
         "       ntt-backup-remote check",
