@@ -30,6 +30,7 @@ from ntt_backup.name_hash import HashOfNames, hash_of_names
 from ntt_backup.wire import messages
 from ntt_backup.wire.framing import FORMAT, IDENTITY, PROTOCOL, Inbox, ProtocolError
 from ntt_backup.wire.messages import Field
+from ntt_backup.wire.stored_names import PLACES
 
 # The bytes a second at which a slow disk is read for a checksum.
 SLOW: Final = 5_000_000
@@ -285,10 +286,12 @@ def identity_in(said: Mapping[str, Field]) -> str | None:
     )
 
 
-def old_receiver() -> RemoteDenied:
-    """Returns the error for a receiver that does not tell the identity of its target."""
+def old_receiver(
+    message: str = "the receiver on the remote does not tell the identity of the target",
+) -> RemoteDenied:
+    """Returns the error for a receiver of an earlier version."""
     return RemoteDenied(
-        "the receiver on the remote does not tell the identity of the target",
+        message,
         detail="it is of an earlier version",
         hint="copy it again: see `ntt-backup-remote install-receiver --write FILE`",
     )
@@ -318,6 +321,8 @@ def _refusal(code: str, text: str) -> BackupError:
             hint="see the forced command of our key in the remote's authorized_keys: its --root,"
             " --allow and --require",
         )
+    if code == "protocol" and PLACES in text:
+        return old_receiver("the receiver on the remote does not know the list of files of a dump")
     if code == "protocol":
         # The greeting has settled the version: the data was altered on its way.
         return ProtocolViolation(

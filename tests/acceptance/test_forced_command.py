@@ -21,6 +21,7 @@ from ntt_backup.catalog import history
 from ntt_backup.catalog.connection import connect
 from ntt_backup.cli.commands.install import RECEIVER, key_line
 from ntt_backup.config import RemoteSettings
+from tests.helpers.blobs import tree
 from tests.helpers.environment import Environment
 from tests.helpers.postgres import Postgres
 from tests.helpers.receivers import RemoteReceiver, digest_of, place_of
@@ -173,6 +174,57 @@ def test_check_says_that_no_dump_goes_through_the_forced_command(
     check = env.run("check", expect=7)
     assert re.search(r"^FAILED +dump .*forced command", check.stdout, re.MULTILINE)
     env.run("run", expect=7)
+
+
+def go_by_paths(env: Environment, postgres: Postgres) -> Path:
+    """Has the store be three files that a walk finds; returns the root."""
+    root = env.root / "files"
+    root.mkdir()
+    for number in range(3):
+        (root / f"file {number}").write_bytes(b"content %d" % number)
+    env.write_config(
+        source={"root": str(root)},
+        dump={"bin": str(postgres.programs)},
+        **{"files.all": {"paths": [str(root)]}},
+    )
+    return root
+
+
+@pytest.mark.parametrize(
+    ("allowed", "lacks"),
+    [("put,list,verify,dump", "get"), pytest.param("put,list,get", "dump", marks=pytest.mark.long)],
+)
+def test_files_come_back_by_their_paths_where_the_line_allows_it(
+    env: Environment, forced: list[str], postgres: Postgres, remote: Sshd, allowed: str, lacks: str
+) -> None:
+    root = go_by_paths(env, postgres)
+    env.call("run", expect=0)
+    if "dump" in allowed:
+        env.call("dump", expect=0)
+    back = ("restore", "--as-paths", "--to", str(env.root / "back"), "--places", "latest")
+    done = env.call(*back)
+    assert done.returncode not in (0, 1)
+    assert f"add {lacks} to --allow in the line of our key" in done.stderr
+    assert not (env.root / "back").exists()
+    authorized = remote.work / "keys" / "authorized_keys"
+    authorized.write_text(authorized.read_text().replace(allowed, "put,list,dump,get"))
+    env.call("dump", "--force", expect=0)
+    env.call(*back, expect=0)
+    assert tree(env.root / "back") == tree(root)
+
+
+@pytest.mark.parametrize("allowed", ["put,list,dump,get"])
+def test_a_receiver_that_knows_no_list_of_files_is_to_be_copied_again(
+    env: Environment, forced: list[str], postgres: Postgres, remote: Sshd, allowed: str
+) -> None:
+    go_by_paths(env, postgres)
+    line = (remote.work / "keys" / "authorized_keys").read_text().splitlines()[-1]
+    program = line.partition('command="')[2].split("/receive ")[0]
+    assert remote.run(f"sed -i s/places.jsonl/other.jsonl/ {program}/{RECEIVER}").returncode == 0
+    done = env.call("dump")
+    assert done.returncode not in (0, 1)
+    assert "does not know the list of files of a dump" in done.stderr
+    assert "install-receiver --write" in done.stderr
 
 
 @pytest.mark.parametrize("required", [True])
