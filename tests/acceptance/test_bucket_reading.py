@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from psycopg import sql
 
 from tests.helpers.blobs import Person, tree
 from tests.helpers.bucket_environment import BucketEnvironment
@@ -27,15 +25,6 @@ def backup(bucket_env: BucketEnvironment) -> BucketEnvironment:
         env.fill(100, seed=seed)
         env.run("run", expect=0)
     return env
-
-
-@pytest.fixture
-def scratch_url(postgres: Postgres) -> Iterator[str]:
-    """An empty database for what comes back."""
-    name = sql.Identifier("bucket_scratch")
-    postgres.execute(sql.SQL("create database {}").format(name))
-    yield postgres.url("bucket_scratch")
-    postgres.execute(sql.SQL("drop database {} with (force)").format(name))
 
 
 def call(env: BucketEnvironment, *words: str, code: int = 0) -> dict[str, Any]:

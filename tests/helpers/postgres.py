@@ -163,6 +163,13 @@ def database_url(postgres: Postgres) -> Iterator[str]:
 
 
 @pytest.fixture
+def scratch_url(postgres: Postgres) -> Iterator[str]:
+    """The URL of one more empty database, for what comes back."""
+    with _copy_of(postgres, "template0") as url:
+        yield url
+
+
+@pytest.fixture
 def database(database_url: str) -> Iterator[Connection]:
     """A superuser's connection to a fresh, empty database."""
     with session(database_url) as conn:
