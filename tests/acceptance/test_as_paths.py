@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -323,6 +324,54 @@ def test_names_that_differ_in_case_only_do_not_overwrite_each_other(listed: Envi
         (where / "back/alone").write_bytes(b"wrong")
         assert counts(restore(env, "--places", str(file), to="mnt/back", code=7)) == (1, 4, 1)
         assert files_with_looks(where / "back") == found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mkfs", ["mkfs.ext4 -q -F", "mkfs.xfs -q", "mkfs.btrfs -q"])
+def test_equal_files_of_more_bytes_than_the_disk_has(
+    listed: Environment, application: Application, mkfs: str
+) -> None:
+    """Where the file system shares no blocks, it gets full; hard links continue from there."""
+    env = listed
+    on_disk(env)
+    (uploads(env) / "large").write_bytes(content := os.urandom(4 << 20))
+    application.owner.execute("insert into files (path) values ('large')")
+    env.call("run", expect=0)
+    blobid = blake3(content).hexdigest()
+    lines = [{**LINE, "size": 4 << 20, "blobid": blobid, "path": f"{n:04}"} for n in range(150)]
+    file = str(places(env, *lines))
+    with image(env, mkfs) as where:
+        shares = "ext4" not in mkfs
+        found = restore(env, "--places", file, to="mnt/back", code=0 if shares else 6)
+        if not shares:
+            assert "No space left on device" in found["error"]
+            already = len([*(where / "back").glob("0*")])
+            found = restore(env, "--hard-links", "--places", file, to="mnt/back")
+            assert counts(found) == (150 - already, already, 0)
+        assert len({path.stat().st_ino for path in (where / "back").iterdir()}) == (
+            150 if shares else already + 1
+        )
+        assert all(path.read_bytes() == content for path in (where / "back").iterdir())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [(), ("--hard-links",)])
+def test_a_million_equal_files(listed: Environment, options: tuple[str, ...]) -> None:
+    env = listed
+    on_disk(env)
+    env.call("run", expect=0)
+    blobid, content = blake3(content_of(b"copy")).hexdigest(), content_of(b"copy")
+    line = {**LINE, "size": len(content), "blobid": blobid}
+    text = (json.dumps({**line, "path": f"{n % 1000}/{n}"}) + "\n" for n in range(1_000_000))
+    file = env.root / "million.jsonl"
+    file.write_text("".join(text))
+    began = time.monotonic()
+    found = restore(env, "--places", str(file), *options)
+    print(f"a million equal files {options}: {time.monotonic() - began:.0f} s")
+    assert (counts(found), found["restored"]) == ((1_000_000, 0, 0), 1)
+    names = [name for number in range(1000) for name in os.listdir(env.root / f"back/{number}")]
+    assert len(names) == 1_000_000
+    shutil.rmtree(env.root / "back")
 
 
 def test_a_disk_that_gets_full_ends_the_restore_and_room_lets_it_continue(
