@@ -17,15 +17,15 @@ from typing import Generic, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from ntt_backup.config import sources
+from ntt_backup.config.command_settings import CatalogConfig as CatalogConfig
+from ntt_backup.config.command_settings import RemoteConfig as RemoteConfig
+from ntt_backup.config.command_settings import SendConfig as SendConfig
+from ntt_backup.config.command_settings import Settings as Settings
+from ntt_backup.config.command_settings import StoreConfig as StoreConfig
 from ntt_backup.config.display import explain
-from ntt_backup.config.sections import CatalogConfig as CatalogConfig
-from ntt_backup.config.sections import RemoteConfig as RemoteConfig
 from ntt_backup.config.sections import RemoteSettings as RemoteSettings
 from ntt_backup.config.sections import RunSettings as RunSettings
-from ntt_backup.config.sections import SendConfig as SendConfig
-from ntt_backup.config.sections import Settings as Settings
 from ntt_backup.config.sections import SourceSettings as SourceSettings
-from ntt_backup.config.sections import StoreConfig as StoreConfig
 from ntt_backup.config.sources import Problem
 from ntt_backup.config.sources import misspelt as misspelt
 from ntt_backup.config.values import parse_duration as parse_duration

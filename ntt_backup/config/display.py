@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ntt_backup.config.bandwidth_timetable import Timetable
-from ntt_backup.config.sections import ENVIRONMENT, NAMED_TABLES, TABLES, CatalogConfig
+from ntt_backup.config.command_settings import ENVIRONMENT, NAMED_TABLES, TABLES, CatalogConfig
 from ntt_backup.config.sources import PLACE, Layer, Problem
 from ntt_backup.config.values import FORMS, needed
 

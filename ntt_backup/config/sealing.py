@@ -22,7 +22,7 @@ from ntt_backup.pack.age_encryption import (
 )
 
 if TYPE_CHECKING:
-    from ntt_backup.config.sections import CatalogConfig
+    from ntt_backup.config.command_settings import CatalogConfig
 
 _BEGINS: Final = "AGE-SECRET-KEY-1"
 _MOST_BYTES: Final = 1 << 20

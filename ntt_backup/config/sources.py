@@ -24,7 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ntt_backup.config.sections import ENVIRONMENT, FORMER_LOG, NAMED_TABLES, TABLES, idle_for
+from ntt_backup.config.command_settings import ENVIRONMENT, FORMER_LOG, NAMED_TABLES, TABLES
+from ntt_backup.config.sections import idle_for
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.wire.stored_names import is_set

@@ -43,12 +43,7 @@ from ntt_backup.daemon.events import (
     FilesRegistered,
 )
 from ntt_backup.dump.events import DumpFailed, DumpRecovered
-from ntt_backup.errors import (
-    BackupError,
-    CatalogUnavailable,
-    DumpImpossible,
-    FileListUnavailable,
-)
+from ntt_backup.errors import BackupError, CatalogUnavailable, DumpImpossible, FileListUnavailable
 from ntt_backup.events import Event, Outage, Warning
 from ntt_backup.formatting import duration
 from ntt_backup.process.child import ChildProcess, tell_parent

@@ -62,14 +62,12 @@ from ntt_backup.dump.store import (
     remove_dumps,
     restorable,
 )
-from ntt_backup.dump.toc import DumpDamaged
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
 from ntt_backup.filestore.contract import FileStore, NewFile
 from ntt_backup.filestore.pins import pins_that_count
 from ntt_backup.formatting import many, moment, size
 from ntt_backup.objects.bucket import DEAD_SECONDS
 from ntt_backup.packstore import marker
-from ntt_backup.process.spawn import wait_for
 from ntt_backup.wire.stored_names import MAX_DUMPS, PLACES
 
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
@@ -316,35 +314,25 @@ class _Job:
         room for it, the content is that of `_content`.
         """
         spool, target = Spool(self._settings.catalog.url), self._settings.target
-        one: Spooled | None = None
-        try:
-            with spool.locked():
-                there = spool.waiting()
-                usable = there is not None and self._usable(there, found, state, plan)
-                made = there if there is not None and usable else self._fill(spool, found, plan)
-                file, one = spool.open(made), made
-        except NoSpool as error:
-            self._warn(
-                f"no dump of the catalog can wait on this machine for its targets: {error}; this"
-                " target makes one of its own. Make room there, or set XDG_CACHE_HOME"
-            )
-        if one is None:
-            yield self._content(found, state, plan)
-            return
-        with file:
-            of_spool = replace(state, server=one.server, fingerprint=one.fingerprint)
-            copied = plan.copied and target in one.copied
-            pieces = spool.pieces(one, file)
+        with ExitStack() as stack:
             try:
+                one, pieces = stack.enter_context(
+                    spool.dump_for(
+                        target,
+                        lambda there: self._usable(there, found, state, plan),
+                        lambda: self._fill(spool, found, plan),
+                    )
+                )
+            except NoSpool as error:
+                self._warn(
+                    f"no dump of the catalog can wait on this machine for its targets: {error};"
+                    " this target makes one of its own. Make room there, or set XDG_CACHE_HOME"
+                )
+                yield self._content(found, state, plan)
+            else:
+                of_spool = replace(state, server=one.server, fingerprint=one.fingerprint)
+                copied = plan.copied and target in one.copied
                 yield _Content(pieces, one.begun, one.program, of_spool, copied)
-            except DumpDamaged as error:
-                spool.clear_old(datetime.now(UTC))
-                raise DumpFailed(
-                    f"the dump that waits on this machine for its targets is damaged: {error}",
-                    detail=f"in {spool.directory}",
-                    hint="the next one is made anew; does this disk return what is written to it?",
-                ) from error
-        spool.took(one, target)
 
     def _usable(self, one: Spooled, found: Programs, state: DatabaseState, plan: _Plan) -> bool:
         """Returns whether a dump that waits is what this target would get from pg_dump now.
@@ -505,31 +493,8 @@ class _Job:
         return bytes(head)
 
     def _pg_dump(self, found: Programs, options: Sequence[str]) -> Generator[bytes, None, None]:
-        """Yields the output of pg_dump, and an empty piece each second in which there is none."""
         url, patience = self._settings.catalog.url, self._settings.run.receipt_timeout
-        child = pg_programs.start_pg_dump(found.pg_dump, url, self._application, *options)
-        deadline = time.monotonic() + patience
-        try:
-            while (data := child.read()) != b"":
-                child.drain_stderr()
-                if data is None:
-                    if time.monotonic() > deadline:
-                        raise DumpFailed(
-                            "pg_dump has stalled",
-                            detail=f"it wrote nothing for {patience:.0f} s; {child.stderr.text}",
-                            hint="look at pg_stat_activity of the catalog's server; or raise"
-                            " run.receipt_timeout, which is how long pg_dump may be silent",
-                        )
-                    yield b""
-                    wait_for(reading=child.fds, timeout=1.0)
-                    continue
-                yield data
-                deadline = time.monotonic() + patience
-            status = child.wait(patience)
-        finally:
-            child.kill()
-        if status != 0:
-            raise pg_programs.pg_dump_failed(status, child.stderr.text)
+        return pg_programs.dumped(found, url, self._application, patience, *options)
 
     def _prune(
         self, store: FileStore, name: str, made: DumpRecord, ours: list[Stored], strangers: int

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
+from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Final
 
 from ntt_backup.catalog import connection
 from ntt_backup.errors import DumpFailed, DumpImpossible, SourceError
-from ntt_backup.process.spawn import Child, output_of, start
+from ntt_backup.process.spawn import Child, output_of, start, wait_for
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _MAJOR: Final = re.compile(r"\d{1,3}", re.ASCII)
@@ -122,6 +124,38 @@ def start_pg_dump(pg_dump: Path, url: str, application: str, *options: str) -> C
     child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
     child.close_stdin()
     return child
+
+
+def dumped(
+    programs: Programs, url: str, application: str, patience: float, *options: str
+) -> Generator[bytes, None, None]:
+    """Yields the output of pg_dump, and an empty piece each second in which there is none.
+
+    patience: the seconds for which pg_dump may be silent. Raises DumpFailed.
+    """
+    child = start_pg_dump(programs.pg_dump, url, application, *options)
+    deadline = time.monotonic() + patience
+    try:
+        while (data := child.read()) != b"":
+            child.drain_stderr()
+            if data is None:
+                if time.monotonic() > deadline:
+                    raise DumpFailed(
+                        "pg_dump has stalled",
+                        detail=f"it wrote nothing for {patience:.0f} s; {child.stderr.text}",
+                        hint="look at pg_stat_activity of the catalog's server; or raise"
+                        " run.receipt_timeout, which is how long pg_dump may be silent",
+                    )
+                yield b""
+                wait_for(reading=child.fds, timeout=1.0)
+                continue
+            yield data
+            deadline = time.monotonic() + patience
+        status = child.wait(patience)
+    finally:
+        child.kill()
+    if status != 0:
+        raise pg_dump_failed(status, child.stderr.text)
 
 
 def best_compression(programs: Programs) -> tuple[str, ...]:

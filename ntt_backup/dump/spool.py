@@ -21,10 +21,10 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Final
@@ -36,6 +36,7 @@ from ntt_backup.blobdir.descriptors import closing as closing_fd
 from ntt_backup.catalog import connection
 from ntt_backup.dump.series import Writer, replay
 from ntt_backup.dump.toc import DumpDamaged
+from ntt_backup.errors import DumpFailed
 from ntt_backup.filestore.local_cache import cache_directory
 from ntt_backup.formatting import size
 
@@ -121,6 +122,39 @@ class Spool:
                 if (self.directory / _NO_ROOM).stat().st_mtime >= since:
                     raise NoSpool((self.directory / _NO_ROOM).read_text("utf-8", "replace"))
             yield
+
+    @contextmanager
+    def dump_for(
+        self, target: str, usable: Callable[[Spooled], bool], make: Callable[[], Spooled]
+    ) -> Iterator[tuple[Spooled, Generator[bytes, None, None]]]:
+        """Yields the dump that waits, and what pg_dump wrote; it is made if need be.
+
+        The dump is the target's once the context ends without an error.
+
+        Args:
+            target: One of the targets that share the dump.
+            usable: Returns whether the dump that waits is what this target would get now.
+            make: Makes the dump, by `make` of this class.
+
+        Raises:
+            NoSpool: Nothing can be kept here.
+            DumpFailed: The dump is damaged.
+        """
+        with self.locked():
+            there = self.waiting()
+            one = there if there is not None and usable(there) else make()
+            file = self.open(one)
+        with file:
+            try:
+                yield one, self.pieces(one, file)
+            except DumpDamaged as error:
+                self.clear_old(datetime.now(UTC))
+                raise DumpFailed(
+                    f"the dump that waits on this machine for its targets is damaged: {error}",
+                    detail=f"in {self.directory}",
+                    hint="the next one is made anew; does this disk return what is written to it?",
+                ) from error
+        self.took(one, target)
 
     def waiting(self) -> Spooled | None:
         """Returns the dump that waits; None where none does, or it is not complete."""

@@ -21,13 +21,7 @@ from ntt_backup.config import RemoteConfig, RemoteSettings
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.errors import AnotherTarget, ConfigError, Unsupported
 from ntt_backup.filestore.by_directory import FileStoreByDirectory
-from ntt_backup.filestore.contract import (
-    Area,
-    FileStore,
-    PackTarget,
-    ReadableStore,
-    SharedStore,
-)
+from ntt_backup.filestore.contract import Area, FileStore, PackTarget, ReadableStore, SharedStore
 from ntt_backup.filestore.sealed import ReadableSealedStore, SealedStore
 from ntt_backup.wire import stored_names
 

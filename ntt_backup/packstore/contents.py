@@ -9,12 +9,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from ntt_backup.filestore.contract import (
-    FileArchived,
-    FileMissing,
-    FileUnreadable,
-    SharedStore,
-)
+from ntt_backup.filestore.contract import FileArchived, FileMissing, FileUnreadable, SharedStore
 from ntt_backup.pack.format import MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.names import blob_key
 from ntt_backup.pack.reader import LARGEST_RANGE, PackReader, Range, Salvage, merge

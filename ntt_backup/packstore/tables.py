@@ -21,24 +21,13 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
 from ntt_backup.config.signing_key import OF_PACKS, Origin, SigningKeys
 from ntt_backup.errors import BackupError
-from ntt_backup.filestore.contract import (
-    UNKNOWN_ARRIVAL,
-    FileMissing,
-    FileUnreadable,
-    StoredFile,
-)
+from ntt_backup.filestore.contract import UNKNOWN_ARRIVAL, FileMissing, FileUnreadable, StoredFile
 from ntt_backup.filestore.local_cache import Cache, cache_of
 from ntt_backup.filestore.open import open_packs
 from ntt_backup.filestore.reconnecting import ReconnectingSharedStore
 from ntt_backup.pack.age_encryption import NotSealed
 from ntt_backup.pack.format import Entry, PackError
-from ntt_backup.pack.names import (
-    PackKey,
-    blob_directory,
-    blob_key,
-    blobid_of,
-    pack_directories,
-)
+from ntt_backup.pack.names import PackKey, blob_directory, blob_key, blobid_of, pack_directories
 from ntt_backup.pack.reader import PackReader
 
 _AT_ONCE: Final = 16

@@ -29,12 +29,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from ntt_backup import __version__, events
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.control_socket import DaemonReport, RunReport
-from ntt_backup.daemon.events import (
-    CheckComplete,
-    CheckFailed,
-    ChecksRecovered,
-    TargetRestart,
-)
+from ntt_backup.daemon.events import CheckComplete, CheckFailed, ChecksRecovered, TargetRestart
 from ntt_backup.daemon.listeners import Heard, ListenerProcess
 from ntt_backup.daemon.progress import OpenOutages, RunState
 from ntt_backup.daemon.signals import time_limit

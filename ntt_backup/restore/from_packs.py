@@ -18,12 +18,7 @@ from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.errors import BackupError
-from ntt_backup.filestore.contract import (
-    FileArchived,
-    FileMissing,
-    FileUnreadable,
-    SharedStore,
-)
+from ntt_backup.filestore.contract import FileArchived, FileMissing, FileUnreadable, SharedStore
 from ntt_backup.model import Failure, Reason, Shard
 from ntt_backup.name_hash import HashOfNames
 from ntt_backup.pack.age_encryption import NotSealed, SealedForOthers

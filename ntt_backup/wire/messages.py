@@ -14,11 +14,9 @@ remote.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ntt_backup.wire.framing import (
     DIGEST_BYTES,
@@ -35,9 +33,22 @@ from ntt_backup.wire.framing import (
     Buffer,
     ProtocolError,
     frame,
-    plain,
-    short,
 )
+from ntt_backup.wire.tails import (
+    NUMBER,
+    BelowName,
+    CodeAndText,
+    Digests,
+    EntriesWithText,
+    FileName,
+    FileNameList,
+    FlatObject,
+    FoundFileList,
+    Rest,
+    Rows,
+    ShortText,
+)
+from ntt_backup.wire.tails import Field as Field
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -83,14 +94,8 @@ _MAX_FILE_NAME = 128
 # Files that one session writes at the same time.
 MAX_OPEN = 4
 
-# The texts of a receipt are left out once they exceed this together, so that it fits a frame.
-_RECEIPT_TEXTS = 4 << 20
-
-_NUMBER = struct.Struct("!I")
 _PART = struct.Struct("!BI")
-_NEWLINE = b"\n"
 
-Field = Union[str, int]
 T = TypeVar("T")
 
 
@@ -179,233 +184,6 @@ class HashQuestion(NamedTuple):
 
     hash: int
     digests: Sequence[bytes]
-
-
-# --- tails of payloads
-
-
-class Rest:
-    """A tail of bytes as they are, and the base of other tails.
-
-    Attributes:
-        least: The shortest length in bytes.
-        most: The longest length in bytes.
-    """
-
-    def __init__(self, least: int, most: int) -> None:
-        self.least = least
-        self.most = most
-
-    def parts(self, *values: Any, **_: Any) -> Iterable[Buffer]:
-        """Returns the parts of the tail for a value. Other tails take values of their own."""
-        return values
-
-    def read(self, data: Any, *_: Any, **__: Any) -> Any:
-        """Returns the value of a tail. Names of files also need the area that they are in."""
-        return data
-
-
-class _Fields(Rest):
-    """A flat object: names, and strings or whole numbers."""
-
-    def parts(self, values: dict[str, Field]) -> Iterable[Buffer]:
-        return (json.dumps(values, separators=(",", ":")).encode("ascii"),)
-
-    def read(self, data: Buffer) -> dict[str, Field]:
-        try:
-            values = json.loads(
-                bytes(data).decode("ascii"),
-                parse_int=_whole,
-                object_pairs_hook=_no_repeats,
-            )
-        except (ValueError, RecursionError) as problem:
-            raise ProtocolError(f"not a flat object: {problem}") from None
-        if not isinstance(values, dict):
-            raise ProtocolError("not a flat object")
-        for name, value in values.items():
-            if not isinstance(value, (str, int)):
-                raise ProtocolError(f"{name[:40]!r} is neither text nor a whole number")
-        return values
-
-
-class _Text(Rest):
-    def parts(self, text: str = "") -> Iterable[Buffer]:
-        return (short(text, MAX_TEXT),)
-
-    def read(self, data: Buffer) -> str:
-        return plain(bytes(data))
-
-
-class _CodeAndText(Rest):
-    def parts(self, code: str, text: str) -> Iterable[Buffer]:
-        return short(code, MAX_CODE), b"\0", short(text, MAX_TEXT)
-
-    def read(self, data: Buffer) -> tuple[str, str]:
-        code, _, text = bytes(data).partition(b"\0")
-        return plain(code)[:MAX_CODE], plain(text)
-
-
-class _Digests(Rest):
-    def parts(self, digests: Iterable[bytes]) -> Iterable[Buffer]:
-        return digests
-
-    def read(self, payload: Buffer) -> list[bytes]:
-        data = bytes(payload)
-        if len(data) % DIGEST_BYTES:
-            raise ProtocolError("a digest that is cut short")
-        return [data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)]
-
-
-class _Names(Rest):
-    """Digests with sizes in bytes."""
-
-    entry = struct.Struct("!32sQ")
-
-    def parts(self, entries: Iterable[tuple[bytes, int]]) -> Iterable[Buffer]:
-        return (self.entry.pack(digest, size) for digest, size in entries)
-
-    def read(self, data: Buffer) -> Iterator[tuple[bytes, int]]:
-        if len(data) % self.entry.size:
-            raise ProtocolError("a name that is cut short")
-        return self.entry.iter_unpack(data)
-
-
-class _Sums(Rest):
-    """A state and a sum for each digest of a question."""
-
-    entry = struct.Struct(f"!B{SUM_BYTES}s")
-
-    def parts(self, entries: Iterable[tuple[int, bytes]]) -> Iterable[Buffer]:
-        return (self.entry.pack(state, found) for state, found in entries)
-
-    def read(self, data: Buffer) -> list[tuple[int, bytes]]:
-        if len(data) % self.entry.size:
-            raise ProtocolError("a sum that is cut short")
-        return list(self.entry.iter_unpack(data))
-
-
-class _Entries(Rest):
-    """Entries with a text behind each, whose length is the last field of the layout.
-
-    Args:
-        layout: The layout of an entry.
-        make: Makes an entry of its fields and its text.
-        most: The longest length of the tail in bytes.
-        counted: Whether the number of entries stands before them.
-    """
-
-    def __init__(
-        self, layout: str, make: Callable[..., Any], most: int, counted: bool = False
-    ) -> None:
-        super().__init__(_NUMBER.size if counted else 0, most)
-        self.entry = struct.Struct(layout)
-        self.make = make
-        self.counted = counted
-
-    def parts(self, entries: Sequence[Any]) -> Iterable[Buffer]:
-        parts = [_NUMBER.pack(len(entries))] if self.counted else []
-        room = _RECEIPT_TEXTS
-        pack = self.entry.pack
-        for entry in entries:
-            text = entry[-1]
-            words = short(text, MAX_TEXT) if text else b""
-            if len(words) > room:
-                words = b""
-            room -= len(words)
-            parts += (pack(*entry[:-1], len(words)), words)
-        return parts
-
-    def read(self, payload: Buffer) -> list[Any]:
-        data = bytes(payload)
-        if not self.counted:
-            return [self.make(*entry) for entry in self._entries(data, 0)]
-        (count,) = _NUMBER.unpack_from(data)
-        if count > MAX_BLOBS:
-            raise ProtocolError("a receipt for too many blobs")
-        entries = self._entries(data, _NUMBER.size)
-        found = [self.make(*entry) for entry in islice(entries, count + 1)]
-        if len(found) != count:
-            raise ProtocolError("a receipt with more or less than it announces")
-        return found
-
-    def _entries(self, data: bytes, at: int) -> Iterator[list[Any]]:
-        layout = self.entry
-        while at < len(data):
-            if at + layout.size > len(data):
-                raise ProtocolError("an entry that is cut short")
-            *entry, length = layout.unpack_from(data, at)
-            at += layout.size + length
-            if length > MAX_TEXT or at > len(data):
-                raise ProtocolError("a text that is cut short")
-            yield [*entry, plain(data[at - length : at])]
-
-
-# The names of files are checked against the forms of names in the area of the session. The module
-# of the forms is loaded with the first such message: source that travels is compiled each time.
-
-
-class _FileName(Rest):
-    """A name, or the beginning of names, whose form a function of `stored_names` requires."""
-
-    form = "require_name"
-
-    def parts(self, name: Any) -> Iterable[Buffer]:
-        return (name.encode("ascii"),)
-
-    def read(self, data: Buffer, area: str) -> Any:
-        from ntt_backup.wire import stored_names
-
-        try:
-            text = bytes(data).decode("ascii", "replace")
-            return getattr(stored_names, self.form)(area, text)
-        except ValueError as problem:
-            raise ProtocolError(str(problem)[:200]) from None
-
-
-class _Below(_FileName):
-    form = "require_below"
-
-
-class _FileNames(_FileName):
-    def parts(self, names: Any) -> Iterable[Buffer]:
-        return super().parts("\n".join(names))
-
-    def read(self, data: Buffer, area: str) -> list[str]:
-        read = super().read
-        return [read(name, area) for name in bytes(data).split(_NEWLINE)]
-
-
-class _FoundFiles(_FileName):
-    """At most MAX_FILE_NAMES files, each as (name, size in bytes, arrival).
-
-    arrival: When the file got its name, as the file system of the receiver knows it: written as
-    microseconds since 1970, read as a datetime.
-    """
-
-    facts = struct.Struct("!Qq")
-
-    def parts(self, files: Iterable[tuple[str, int, int]]) -> Iterable[Buffer]:
-        return (
-            self.facts.pack(size, arrived_us) + name.encode("ascii") + _NEWLINE
-            for name, size, arrived_us in files
-        )
-
-    def read(self, payload: Buffer, area: str) -> Iterator[tuple[str, int, datetime]]:
-        from ntt_backup.wire.stored_names import read_arrival
-
-        data, at = bytes(payload), 0
-        while at < len(data):
-            begin = at + self.facts.size
-            stop = data.find(_NEWLINE, begin)
-            if stop < 0:
-                raise ProtocolError("a name that is cut short")
-            size, arrived_us = self.facts.unpack_from(data, at)
-            name = super().read(data[begin:stop], area)
-            try:
-                yield name, size, read_arrival(arrived_us)
-            except ValueError as problem:
-                raise ProtocolError(str(problem)) from None
-            at = stop + 1
 
 
 # --- checks of what messages hold; each returns the value of a payload
@@ -501,7 +279,8 @@ def _known_hash(hashed: int) -> int:
     return hashed
 
 
-def _states(found: list[Any]) -> list[Any]:
+def _states(rows: Iterable[Any]) -> list[Any]:
+    found = list(rows)
     if any(one[0] > UNREADABLE for one in found):
         raise ProtocolError("an unknown state of a blob")
     return found
@@ -541,21 +320,6 @@ def _file_said(status: int, why: str) -> tuple[int, str]:
 
 def _is_bad(verdict: int) -> bool:
     return MISSING <= verdict <= UNREADABLE
-
-
-def _whole(text: str) -> int:
-    if len(text) > 19:
-        raise ValueError("a number that is too long")
-    return int(text)
-
-
-def _no_repeats(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in values:
-            raise ValueError(f"{name[:40]!r} is given twice")
-        values[name] = value
-    return values
 
 
 # --- the table
@@ -645,18 +409,18 @@ def to_client(sessions: int) -> dict[int, tuple[int, int]]:
     return {int(one): one.bounds for one in found}
 
 
-_SAYS = _Text(0, MAX_TEXT)
-_OBJECT = _Fields(2, MAX_FIELDS)
-_DIGESTS = _Digests(DIGEST_BYTES, MAX_DIGESTS * DIGEST_BYTES)
+_SAYS = ShortText(0, MAX_TEXT)
+_OBJECT = FlatObject(2, MAX_FIELDS)
+_DIGESTS = Digests(DIGEST_BYTES, MAX_DIGESTS * DIGEST_BYTES)
 # Compressed content may be longer than what it unpacks to.
 _CHUNK = Rest(1, MAX_CHUNK + 4096 - _PART.size)
-_PACKED = Rest(_NUMBER.size, MAX_PAYLOAD - _PART.size)
-_FILE_NAME = _FileName(1, _MAX_FILE_NAME)
+_PACKED = Rest(NUMBER.size, MAX_PAYLOAD - _PART.size)
+_FILE_NAME = FileName(1, _MAX_FILE_NAME)
 _ALL_NAMES = MAX_FILE_NAMES * (_MAX_FILE_NAME + 1)
-_EXCEPTIONS = _Entries("!IBH", Exceptional, MAX_PAYLOAD - 10, counted=True)
-_HASHED = _Entries("!BQ32sH", BlobHash, MAX_DIGESTS * (43 + MAX_TEXT))
-_SUMS = _Sums(_Sums.entry.size, MAX_DIGESTS * _Sums.entry.size)
-_FOUND = _FoundFiles(16, MAX_FILE_NAMES * 16 + _ALL_NAMES)
+_EXCEPTIONS = EntriesWithText("!IBH", Exceptional, MAX_PAYLOAD - 10, counted=True)
+_HASHED = EntriesWithText("!BQ32sH", BlobHash, MAX_DIGESTS * (43 + MAX_TEXT))
+_SUMS = Rows(f"!B{SUM_BYTES}s", MAX_DIGESTS)
+_FOUND = FoundFileList(16, MAX_FILE_NAMES * 16 + _ALL_NAMES)
 
 HELLO: Message[dict[str, Field]] = Message(1, ANY, tail=_OBJECT)
 BATCH = Message(2, WRITING, "IIQ", _batch)
@@ -679,14 +443,14 @@ VERIFY = Message(33, READING, "B32s", _verify, _DIGESTS)
 GET = Message(34, READING, "Q", _get, _DIGESTS)
 HASH = Message(35, READING, "B", _hash, _DIGESTS)
 
-FILES: Message[str] = Message(64, WITH_FILES, tail=_Below(0, _MAX_FILE_NAME))
+FILES: Message[str] = Message(64, WITH_FILES, tail=BelowName(0, _MAX_FILE_NAME))
 FILE_DATA = Message(65, WITH_FILES, "B", _in_slot, Rest(1, MAX_CHUNK))
 FILE_END = Message(66, WITH_FILES, "B", _slot)
 PUBLISH = Message(67, WITH_FILES, "B", _in_slot, _FILE_NAME)
 DISCARD = Message(68, WITH_FILES, "B", _slot)
 READ: Message[tuple[int, int, str]] = Message(69, WITH_FILES, "QQ", tail=_FILE_NAME)
 PROVE = Message(71, WITH_FILES, "B", _prove, _FILE_NAME)
-REMOVE: Message[list[str]] = Message(70, WITH_FILES, tail=_FileNames(1, _ALL_NAMES))
+REMOVE: Message[list[str]] = Message(70, WITH_FILES, tail=FileNameList(1, _ALL_NAMES))
 
 READY: Message[dict[str, Field]] = Message(129, ANY, tail=_OBJECT)
 RECEIPT = Message(130, WRITING, "IBBI", _receipt, _EXCEPTIONS)
@@ -694,13 +458,11 @@ ABORTED: Message[int] = Message(131, WRITING, "I")
 OFFSET: Message[tuple[int, bytes]] = Message(132, WRITING, "Q32s")
 PONG: Message[bytes] = Message(133, ANY, "8s")
 BUSY: Message[tuple[()]] = Message(134, ANY)
-ERROR: Message[tuple[str, str]] = Message(135, ANY, tail=_CodeAndText(2, 2 + MAX_CODE + MAX_TEXT))
+ERROR: Message[tuple[str, str]] = Message(135, ANY, tail=CodeAndText(2, 2 + MAX_CODE + MAX_TEXT))
 LEFT: Message[tuple[()]] = Message(136, ANY)
 
-NAMES: Message[Iterator[tuple[bytes, int]]] = Message(
-    160, READING, tail=_Names(_Names.entry.size, MAX_NAMES * _Names.entry.size)
-)
-STRAY: Message[tuple[int, str]] = Message(161, READING, "B", tail=_Text(1, MAX_TEXT))
+NAMES: Message[Iterator[tuple[bytes, int]]] = Message(160, READING, tail=Rows("!32sQ", MAX_NAMES))
+STRAY: Message[tuple[int, str]] = Message(161, READING, "B", tail=ShortText(1, MAX_TEXT))
 LISTED = Message(162, READING, "QQQ?", Listed)
 SUMS: Message[list[tuple[int, bytes]]] = Message(163, READING, make=_states, tail=_SUMS)
 CONTENTS = Message(164, READING, "BI", _contents, _PACKED)
@@ -730,16 +492,16 @@ def part_prefix(codec: int, raw_length: int, checksum: bytes = b"") -> bytes:
 def table(digests: Sequence[bytes], sizes: Sequence[int]) -> bytes:
     """Returns the beginning of a pack's raw part; the contents follow back to back, in order."""
     count = len(sizes)
-    return b"".join([_NUMBER.pack(count), *digests, struct.pack(f"!{count}I", *sizes)])
+    return b"".join([NUMBER.pack(count), *digests, struct.pack(f"!{count}I", *sizes)])
 
 
 def read_table(raw: memoryview) -> tuple[bytes, tuple[int, ...], int]:
     """Returns (all digests joined, sizes, where the contents begin) of a pack's raw part."""
     length = len(raw)
-    if length < _NUMBER.size:
+    if length < NUMBER.size:
         raise ProtocolError("a pack without a table")
-    (count,) = _NUMBER.unpack_from(raw)
-    sizes_at = _NUMBER.size + count * DIGEST_BYTES
+    (count,) = NUMBER.unpack_from(raw)
+    sizes_at = NUMBER.size + count * DIGEST_BYTES
     begin = sizes_at + count * 4
     if not 1 <= count <= MAX_BLOBS or begin > length:
         raise ProtocolError(f"a pack of {length} bytes cannot hold {count} blobs")
@@ -748,7 +510,7 @@ def read_table(raw: memoryview) -> tuple[bytes, tuple[int, ...], int]:
         raise ProtocolError("the sizes in a pack do not add up to its length")
     if max(sizes) > PACK_BYTES:
         raise ProtocolError(f"a blob of {max(sizes)} bytes in a pack")
-    return bytes(raw[_NUMBER.size : sizes_at]), sizes, begin
+    return bytes(raw[NUMBER.size : sizes_at]), sizes, begin
 
 
 def contents(digests: Sequence[bytes], sizes: Sequence[int], parts: Sequence[Buffer]) -> bytes:

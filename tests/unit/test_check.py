@@ -13,7 +13,7 @@ import pytest
 from ntt_backup.catalog import connection, ledger
 from ntt_backup.catalog.history import CheckRun
 from ntt_backup.client.bootstrap import Banner
-from ntt_backup.config.sections import Settings
+from ntt_backup.config.command_settings import Settings
 from ntt_backup.filestore.contract import StoredFile
 from ntt_backup.model import StoredPack
 from ntt_backup.objects.bucket import Protection

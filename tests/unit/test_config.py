@@ -20,14 +20,9 @@ from ntt_backup.config import (
     load_each,
     misspelt,
 )
+from ntt_backup.config.command_settings import ENVIRONMENT, TABLES
 from ntt_backup.config.display import HIDDEN, settings_in_effect
-from ntt_backup.config.sections import (
-    ENVIRONMENT,
-    TABLES,
-    CatalogFromSettings,
-    FilesSettings,
-    SnapshotSettings,
-)
+from ntt_backup.config.sections import CatalogFromSettings, FilesSettings, SnapshotSettings
 from ntt_backup.config.sources import snapshot_sets, targets
 from ntt_backup.config.values import needed
 from ntt_backup.errors import ConfigError

@@ -93,7 +93,7 @@ class World:
         monkeypatch.setattr(pg_programs, "best_compression", lambda _: ())
         monkeypatch.setattr(pg_programs, "read_head", self._read_head)
         monkeypatch.setattr(job, "identified", lambda _, settings: settings)
-        monkeypatch.setattr(job, "wait_for", self._wait)
+        monkeypatch.setattr(pg_programs, "wait_for", self._wait)
         monkeypatch.setattr(SigningKeys, "of", lambda _: KEYS)
 
     # --- the catalog --------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ntt_backup.cli.app import cli
-from ntt_backup.config.sections import CatalogConfig
+from ntt_backup.config.command_settings import CatalogConfig
 from ntt_backup.snapshot.last_take import note_failure
 from tests.helpers.blobs import noise, put
 from tests.helpers.file_system import inode

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.config import CatalogConfig, Settings, load
-from ntt_backup.config.sections import ENVIRONMENT, SnapshotSettings
+from ntt_backup.config.command_settings import ENVIRONMENT
+from ntt_backup.config.sections import SnapshotSettings
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 SAMPLE = SYSTEMD / "backup-remote.toml"

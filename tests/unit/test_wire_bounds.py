@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.wire import messages, stored_names
+from ntt_backup.wire import messages, stored_names, tails
 from ntt_backup.wire.framing import (
     CRC_BYTES,
     HEADER,
@@ -262,10 +262,10 @@ WRONG: list[tuple[Callable[[Any], Any], memoryview, str]] = [
     (messages.VERIFY.read, packed("!B", 2, rest=A + A), "unknown hash"),
     (messages.HASH.read, packed("!B", 2, rest=A), "unknown hash"),
     (messages.GET.read, packed("!Q", 1, rest=A + B), "offset for several"),
-    (messages.NAMES.read, memoryview(A), "name that is cut"),
+    (messages.NAMES.read, memoryview(A), "row that is cut"),
     (messages.HASHED.read, said(messages.HASHED.frame([BlobHash(4, 0, A)])), "unknown state"),
     (messages.SUMS.read, said(messages.SUMS.frame([(4, A[:12])])), "unknown state"),
-    (messages.SUMS.read, memoryview(bytes(14)), "sum that is cut"),
+    (messages.SUMS.read, memoryview(bytes(14)), "row that is cut"),
     (contents_of, packed("!BI", 1, 41, rest=bytes(pack(1))), "as long as it says"),
     (contents_of, packed("!BI", 0, 40, rest=bytes(pack(1))), "as long as it says"),
     (contents_of, packed("!BI", 0, MAX_RAW + 1), "bytes in a part"),
@@ -360,11 +360,11 @@ def test_a_file_from_before_1970_has_arrived_then() -> None:
 
 
 def test_the_texts_of_a_receipt_are_left_out_once_there_are_too_many() -> None:
-    count = messages._RECEIPT_TEXTS // MAX_TEXT + 2
+    count = tails.RECEIPT_TEXTS // MAX_TEXT + 2
     some = [Exceptional(nth, 3, "x" * MAX_TEXT) for nth in range(count)]
 
     found = messages.RECEIPT.read(said(messages.RECEIPT.frame(*receipt(0, 0, 0, *some))))
 
     lengths = [len(each.text) for each in found.exceptions]
-    assert sum(lengths) <= messages._RECEIPT_TEXTS < sum(lengths) + 2 * MAX_TEXT
+    assert sum(lengths) <= tails.RECEIPT_TEXTS < sum(lengths) + 2 * MAX_TEXT
     assert set(lengths[count - 1 :]) == {0}

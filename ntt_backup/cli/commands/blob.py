@@ -23,12 +23,7 @@ from ntt_backup.catalog.failures import (
     iter_failed,
     ledger_of,
 )
-from ntt_backup.catalog.files_by_path import (
-    iter_failed_files,
-    places_of,
-    requeue_files,
-    shown_path,
-)
+from ntt_backup.catalog.files_by_path import iter_failed_files, places_of, requeue_files, shown_path
 from ntt_backup.catalog.history import parts_of_others
 from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, open_catalog

@@ -34,13 +34,7 @@ from ntt_backup.dump.store import (
 from ntt_backup.errors import CatalogError, ConfigError, DumpFailed, RemoteDenied, complete
 from ntt_backup.events import Event
 from ntt_backup.filestore.contract import FileStore
-from ntt_backup.filestore.pins import (
-    pin_words,
-    pins_that_count,
-    put_pin,
-    read_pins,
-    remove_pins,
-)
+from ntt_backup.filestore.pins import pin_words, pins_that_count, put_pin, read_pins, remove_pins
 from ntt_backup.formatting import many, moment, printable, size, utc
 from ntt_backup.process.durable import durable_file
 

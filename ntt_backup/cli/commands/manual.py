@@ -39,7 +39,7 @@ def man(context: click.Context, directory: Path | None) -> None:
 
 def page(program: click.Command) -> str:
     """Returns the whole page in the language of man."""
-    from ntt_backup.config.sections import ENVIRONMENT, CatalogConfig
+    from ntt_backup.config.command_settings import ENVIRONMENT, CatalogConfig
     from ntt_backup.config.sources import CONFIG_VARIABLE, DEFAULT_FILE
 
     day = time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH") or time.time()))
