@@ -155,6 +155,11 @@ class SideJob(ChildProcess):
         self._every = every
 
     @property
+    def watches(self) -> bool:
+        """Whether the run watches, and so waits for the end of outages."""
+        return self._waits is not None
+
+    @property
     def again(self) -> bool:
         """Returns whether its last process asked to be started again."""
         return self._over is not None and self._over.again_s is not None
@@ -363,7 +368,8 @@ class CheckJob(SideJob):
     def work(self, patient: bool) -> JobOver:
         from ntt_backup.daemon.checks import check_due
 
-        return check_due(self.settings, tell_parent, patient=patient, alive=_tell_of_life)
+        alive = partial(tell_parent, Tick(state="checking"))
+        return check_due(self.settings, tell_parent, patient=patient, alive=alive)
 
     def subject(self, last: Event | None) -> dict[str, str]:
         return {"command": last.command if isinstance(last, CheckStart) else ""}
@@ -387,29 +393,14 @@ class CheckJob(SideJob):
         )
 
 
-def _tell_of_life() -> None:
-    tell_parent(Tick(state="checking"))
-
-
 class FilesJob(SideJob):
-    """Registers the files of a store that go by their paths.
-
-    Args:
-        settings: Of the run; backoff: as for `SideJob`.
-        stays: Whether the process waits for notifications, where there are any.
-    """
+    """Registers the files of a store that go by their paths."""
 
     name = "ntt-files"
     needs = frozenset({"catalog"})
     failure = FilesFailed
     recovered = FilesRecovered
     process = "process that registers files"
-
-    def __init__(
-        self, settings: Settings, backoff: Backoff | None = None, *, stays: bool = False
-    ) -> None:
-        super().__init__(settings, backoff)
-        self._stays = stays
 
     def interval(self) -> float | None:
         return min(self.settings.origins.values(), default=None)
@@ -441,7 +432,7 @@ class FilesJob(SideJob):
                 new = Registration()
 
         try:
-            wait_s = register_due(self.settings, tell, stays=self._stays, on_error=tell_error)
+            wait_s = register_due(self.settings, tell, stays=self.watches, on_error=tell_error)
         except BackupError as error:
             # No blob waits for the database of an application.
             ours = isinstance(error, CatalogUnavailable)
@@ -465,7 +456,7 @@ def jobs_of(
         "snapshot": SnapshotJob(settings, backoff),
     }
     if settings.by_path:
-        jobs["files"] = FilesJob(settings, backoff, stays=watch)
+        jobs["files"] = FilesJob(settings, backoff)
     if watch:
         jobs["check"] = CheckJob(settings, backoff)
     for index, job in enumerate(jobs.values(), limit.senders - len(jobs)):
