@@ -1,9 +1,9 @@
 """The hash of names: a blob is named by the BLAKE3 of its content, or by its SHA-256.
 
-A store has names of one hash (`source.hash`), and so has each target: its marker says which. The
-setting goes with a session to the receiver, which compares it with the marker. Whoever reads a
-target or a pack, and has no store, is told the hash there: content is compared with its name in
-either case, and no content has the same name by the other hash.
+All names in a store are of one hash (`source.hash`), and so are all names on a target, whose marker
+says which. A session sends the setting to the receiver, which compares it with the marker. A
+command without a store reads the hash from the target or the pack. Content is compared with its
+name in either case, and no content has the same name by the other hash.
 """
 
 from __future__ import annotations

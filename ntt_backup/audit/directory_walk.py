@@ -1,16 +1,16 @@
-"""Directories whose files are written once are walked, where no database lists the files.
+"""Directories whose files are written once are walked, if no database lists the files.
 
-A directory is listed only if its times are others than when it was listed last: they change when a
-file is made, renamed or removed in it. An unchanged directory costs one call. A file that was
-changed in place does not show there, so now and then a pass lists all directories.
+A directory is listed only if its times differ from those of its last listing: they change when a
+file in it is created, renamed or removed. An unchanged directory costs one system call. A change of
+a file in place does not change them, so now and then a pass lists all directories.
 
 The times are trusted only once they are older than a minute. Those of many file systems are
 coarse, and a second change within the same tick would not show; a network file system also shows
 changes late, and has a clock of its own.
 
-A pass goes along the known directories in the order of their paths, in steps, each of them one
-transaction. A new directory comes after the one it lies in, so that it is met in the same pass.
-Memory holds some thousand directories, and never the files of one. Symlinks are not followed; other
+A pass takes the known directories in the order of their paths, in steps of one transaction each. A
+new directory comes after its parent in this order, so the same pass takes it. Memory holds some
+thousand directories, and never the files of one. Symlinks are not followed; other
 file systems are entered.
 """
 
@@ -83,7 +83,7 @@ class Walk:
 
     @property
     def definition(self) -> str:
-        """The name of what is walked: where it is another, all directories are listed anew."""
+        """A hash of what is walked: if it changes, all directories are listed again."""
         what = [one.hex() for one in self.roots], self.settings.exclude
         return sha256(json.dumps(what).encode()).hexdigest()
 
@@ -97,21 +97,21 @@ def pass_over_directories(
     on_step: Callable[[Registration], object],
     problem: Problem,
 ) -> int:
-    """Registers what is in directories.
+    """Registers the files in directories.
 
     Args:
         conn: The connection.
         walk: What is walked.
         others: The other origins that are in use, whose files are theirs.
-        whole: Whether all directories are listed, even if it is not time for that.
+        whole: Whether all directories are listed, even if that is not due.
         on_step: Receives the counts of each step, once it is committed.
         problem: Receives the path of each directory that cannot be read, and why.
 
     Returns:
-        How many files lie in none of the directories any more.
+        The number of files that are in none of the directories any more.
 
     Raises:
-        CatalogError: The catalog refuses, or is away.
+        CatalogError: The catalog refuses, or is unreachable.
         SourceError: The root of the store cannot be read.
     """
     wanted = walk.settings
@@ -151,7 +151,7 @@ def pass_over_directories(
 
 
 class _Step:
-    """Goes along some directories in the order of their paths, and lists those that have changed.
+    """Takes some directories in the order of their paths, and lists those that have changed.
 
     Attributes:
         listed: The directories that were listed as a whole.
@@ -181,7 +181,7 @@ class _Step:
         return ": ".join(self.problems[-1]) if self.problems else None
 
     def entries(self, known: Sequence[KnownDirectory]) -> Iterator[WalkedEntry]:
-        """Yields what is in the next directories that have changed, and looks at those in them.
+        """Yields the entries of the next directories that have changed, and examines new ones.
 
         Args:
             known: The next directories that are known, in order.
@@ -213,7 +213,7 @@ class _Step:
                     heappush(waiting, (found.path, 1, found))
 
     def note_missing_disks(self) -> None:
-        """Takes those for a problem that had files, and are empty, once it is known which are."""
+        """Adds a problem for each directory that had files and is empty now."""
         listed = {one.nth for one in self.listed}
         for nth, one in self._missed.items():
             if nth not in listed:

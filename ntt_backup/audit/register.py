@@ -1,9 +1,9 @@
 """Registers the files of a store that go by their paths, as `scan` does where names are hashes.
 
 The query of another database lists the files, or a walk of directories finds them (see
-`audit.directory_walk`). What they give is copied into the catalog as it is, and no file is opened:
-a worker reads each file when its turn comes, see `upload.first_reads`. What an origin no longer
-gives is noted as gone, and stays on the targets.
+`audit.directory_walk`). The rows are copied into the catalog as they are, and no file is opened: a
+worker reads each file later, see `upload.first_reads`. A file that its origin no longer lists is
+marked as gone, and stays on the targets.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def register_due(
     stays: bool,
     on_error: Callable[[BackupError], None] = lambda _: None,
 ) -> float:
-    """Registers what the origins give whose time has come.
+    """Registers the files of the origins that are due.
 
     Args:
         settings: The settings.
         on_progress: Receives the counts of each step.
-        stays: Whether the caller comes again, so that only what is due is read, and notifications
-            of new rows are waited for, where there are any, for an hour.
+        stays: Whether the caller calls again, so that only what is due is read, and notifications
+            of new rows, if there is a channel, are waited for during an hour.
         on_error: Receives an error if the last pass over an origin could not read all directories,
             once until that changes.
 
@@ -54,7 +54,7 @@ def register_due(
         The seconds until an origin is due again.
 
     Raises:
-        CatalogError: The catalog, or the database of the query, refuses or is away.
+        CatalogError: The catalog, or the database of the query, refuses or is unreachable.
         ConfigError: The query cannot be used.
         SourceError: The root of the store cannot be read.
     """
@@ -114,13 +114,13 @@ def register_files(
     on_progress: Callable[[Registration], None] = lambda _: None,
     problem: Problem = lambda _path, _why: None,
 ) -> Registration:
-    """Registers what the origins of a store give.
+    """Registers the files that the origins of a store list.
 
     Args:
         conn: The connection to the catalog.
         settings: The settings.
         origins: Which origins are read; None: all.
-        whole: Whether all rows are read, even if it is not time for that.
+        whole: Whether all rows are read, even if that is not due.
         on_progress: Receives the counts of each step, once it is committed.
         problem: Receives the path of each directory that cannot be read, and why.
 
@@ -128,7 +128,7 @@ def register_files(
         The counts.
 
     Raises:
-        CatalogError: The catalog, or the database of the query, refuses or is away.
+        CatalogError: The catalog, or the database of the query, refuses or is unreachable.
         ConfigError: The query cannot be used.
         LockHeld: Another session registers files.
         SourceError: The root of the store cannot be read.
@@ -184,7 +184,7 @@ def _pass_over_query(
     whole: bool,
     on_step: Callable[[Registration], None],
 ) -> int:
-    """Registers what a query gives. Returns how many files it no longer gives."""
+    """Registers the rows of a query. Returns how many files it no longer lists."""
     current = files_by_path.begin_pass(
         conn,
         QUERY,

@@ -1,19 +1,19 @@
-"""Files that go by their paths: what registers them, reads them for the first time, and finds them.
+"""Files that go by their paths have places in the catalog, which are registered and read.
 
-Where the names of a store are no hashes, the catalog has a place for each file (the table
-`ntt_backup.places`). A pass over an origin registers what the origin gives: the query of another
-database, or a walk. A worker that has nothing to send reads files for the first time; from then on
-a file is a blob as any other, and its place says where it lies.
+If the names of files are no hashes, the catalog has a place for each file (the table
+`ntt_backup.places`). A pass over an origin (the query of another database, or a walk) registers the
+files that the origin lists. A worker that has nothing to send reads registered files for the first
+time. From then on a file is a blob like any other, and its place says where it lies.
 
-A pass goes in steps, each of them one transaction, and goes on where it was interrupted. A pass
-that sees all rows also tells which files are gone. A query with a column `key`, which grows from
-row to row, need not give all rows each time: a pass then begins at the last key of an earlier pass,
-one that is an hour old or more, since rows become visible later than they get their keys.
+A pass proceeds in steps of one transaction each, and continues where it was interrupted. A pass
+that sees all rows also finds the files that are gone. A query with a column `key`, which grows from
+row to row, need not return all rows each time: a pass then begins at the last key of a pass that
+ended at least an hour ago, since rows become visible some time after they get their keys.
 
-A walk has the directories as its rows: the table `ntt_backup.directories` has those that are known,
-in the order of their paths, and is what a pass goes along. A directory that was listed as a whole
-tells by itself which of its files are gone: those at paths in it, and below no directory of it,
-that the listing has not given.
+A walk has directories in place of rows: a pass takes the known ones, in the table
+`ntt_backup.directories`, in the order of their paths. A directory that was listed as a whole shows
+which of its files are gone: those in it, and below none of its subdirectories, that the listing
+does not have.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Pass:
 
     Attributes:
         origin: The name of the origin.
-        definition: What the origin is; where it is another one, the pass begins anew.
+        definition: A hash of what the origin lists; if it changes, the pass begins anew.
         whole: Whether the pass sees all rows.
         began_at: When the pass began, by the clock of the server; None if none is under way.
-        seen: The number of rows it has seen that had a place before.
+        seen: The number of rows that the pass has seen and that had a place before.
         key: The key of its last row, or of the last pass.
         mark: The key at which a pass begins that does not see all rows; mark_at: when that was the
             last key.
@@ -118,7 +118,7 @@ class KnownDirectory(NamedTuple):
 
     Attributes:
         path: Its path below the root of the store.
-        mtime_ns: Its time of modification when it was listed; None where it is to be listed anew.
+        mtime_ns: Its modification time when it was listed; None if it must be listed again.
         ctime_ns: Its time of change when it was listed.
         mounted: Whether another file system began there.
     """
@@ -137,7 +137,7 @@ class KnownDirectory(NamedTuple):
 
 
 class WalkedEntry(NamedTuple):
-    """What a directory has: a file, or with the number of its parent in a step a directory."""
+    """A file in a directory; or a directory, with the number of its parent in the step."""
 
     path: bytes
     size: int = 0
@@ -191,10 +191,10 @@ class UnreadableFile(NamedTuple):
 
 
 def lock_origins(conn: Connection) -> bool:
-    """Has no other session register files, as long as this one lives.
+    """Locks the registering of files for as long as this session lives.
 
     Returns:
-        False if another session does that already.
+        False if another session has the lock.
     """
     ((locked,),) = conn.ask("take turns in registering files", "try_turn", **_REGISTERING)
     return bool(locked)
@@ -213,18 +213,18 @@ def ages_of_passes(conn: Connection) -> dict[str, float]:
 def begin_pass(
     conn: Connection, origin: str, definition: str, *, keyed: bool, whole_every: float, whole: bool
 ) -> Pass:
-    """Returns the pass to go on with, or a new one.
+    """Returns the pass that was interrupted, or a new one.
 
     Args:
         conn: The connection.
         origin: The name of the origin.
-        definition: What the origin is.
-        keyed: Whether its rows have keys, so that a pass can be continued or need not see all.
+        definition: A hash of what the origin lists.
+        keyed: Whether its rows have keys, so that a pass can be continued, or need not see all.
         whole_every: The seconds between the passes that see all rows.
         whole: Whether a new pass must see all rows.
 
     Raises:
-        CatalogError: The catalog refuses, or is away.
+        CatalogError: The catalog refuses, or is unreachable.
     """
     with translated("begin to register files"), conn.transaction():
         rows = conn.rows("load_origin", {"origin": origin})
@@ -296,7 +296,7 @@ def register(
 
 
 def encode_entries(entries: Iterable[WalkedEntry]) -> Iterator[bytes]:
-    """Yields what a walk has found as `register` takes it."""
+    """Yields the entries of a walk as a binary COPY for `register`."""
     block = bytearray(_COPY_BEGINS)
     for path, size, mtime_ns, parent in entries:
         block += struct.pack(">hi", 6, len(path)) + path
@@ -317,7 +317,7 @@ def _bigint(time_ns: int | None) -> int | None:
 
 
 def _compare_listed(conn: Connection, origin: str, listed: list[ListedDirectory]) -> int:
-    """Notes what listed directories no longer have. Returns how many files are gone."""
+    """Marks what is missing from listed directories as gone. Returns the number of files."""
     suspects = _ranges(origin, [one for one in listed if one.missed])
     missed = {nth for (nth,) in conn.rows("with_files", suspects)} if suspects["nths"] else set()
     listed[:] = [one for one in listed if one.nth not in missed]
@@ -379,7 +379,7 @@ def save_pass(conn: Connection, current: Pass) -> None:
 
 
 def problems(conn: Connection, origins: Iterable[str]) -> list[tuple[str, str]]:
-    """Returns the walks whose last pass could not read something, each with what that was."""
+    """Returns the walks whose last pass could not read everything, each with the last problem."""
     names = list(origins)
     return [
         (origin, said) for origin, said in conn.ask("look", "problems_of_origins", origins=names)
@@ -429,7 +429,7 @@ def end_pass(conn: Connection, current: Pass, roots: Sequence[bytes] | None = No
 
 
 class UnreadFiles:
-    """The files that were never read, of which one session at a time reads some.
+    """The files that were never read. One session at a time reads some of them.
 
     Every method raises CatalogError.
     """
@@ -442,7 +442,7 @@ class UnreadFiles:
 
     @contextmanager
     def turn(self) -> Iterator[bool]:
-        """Yields whether it is the turn of this session, which then nobody else has meanwhile."""
+        """Yields whether this session has the turn, which one session has at a time."""
         with translated("take turns in reading files"):
             ((taken,),) = self._conn.rows("try_turn", _READING)
         try:
@@ -468,7 +468,7 @@ class UnreadFiles:
         return []
 
     def record(self, found: Sequence[ReadFile], failed: Sequence[UnreadableFile]) -> None:
-        """Registers the blobs of files that were read, and why others were not, all or none."""
+        """Registers the blobs of files, and why others could not be read, in one transaction."""
         values = {
             "ids": [one.id for one in found],
             "blobids": [one.blob.blobid for one in found],
@@ -536,14 +536,14 @@ class FailedFile(NamedTuple):
 
 
 def count_files(conn: Connection) -> Files:
-    """Counts the files; from 100,000 on, what is not listed at least so many."""
+    """Counts the files. Above 100,000, the listed ones are estimated, and others not counted on."""
     parts = {name: fragment(name) for name in ("unread", "failed", "gone")}
     with translated("count its files"):
         return Files(*conn.rows("files_of_origins", {"limit": _COUNTED}, **parts)[0])
 
 
 def iter_failed_files(conn: Connection, reason: str | None = None) -> Iterator[FailedFile]:
-    """Yields the files that failed, in constant memory. reason: of which alone; None for all."""
+    """Yields the files that failed, in constant memory. reason: Only these; None: all."""
     past, found = 0, _PAGE
     while found == _PAGE:
         values = {"past": past, "reason": reason, "limit": _PAGE}
@@ -554,7 +554,7 @@ def iter_failed_files(conn: Connection, reason: str | None = None) -> Iterator[F
 
 
 def requeue_files(conn: Connection, reason: str | None = None) -> int:
-    """Has failed files read again, all or those of a reason; returns how many.
+    """Makes workers read failed files again, all or those of a reason; returns their number.
 
     A file that was changed since it was read gets a new version.
     """
@@ -583,7 +583,7 @@ def listed_files(conn: Connection, query: str | None = None) -> Iterator[ListedF
         query: A query of the operator that gives blobids: only files with these are listed.
 
     Raises:
-        CatalogError: The catalog refuses, or is away.
+        CatalogError: The catalog refuses, or is unreachable.
     """
     of_query = fragment("files_of_query", query=sql.SQL(query)) if query else sql.SQL("")
     with translated("list files"), conn.transaction():

@@ -1,11 +1,11 @@
-"""A query of another database, as a rule that of an application, lists the files of the store.
+"""A query of another database, usually that of an application, lists the files of the store.
 
-Nothing is required there but the right to read: the session is read-only and makes nothing, each
-statement has a time limit, and a superuser is refused, since the query would run whatever others
-have put into the tables. The rows come by COPY, and go to the catalog as they come.
+The role there needs only the right to read. The session is read-only and creates nothing, each
+statement has a time limit, and a superuser is refused, since the query would execute whatever code
+others have put into the tables. The rows are copied into the catalog as they arrive.
 
-Paths are bytes. A text is sent in the encoding of that database, since this is what the application
-has written; a path may also be a bytea.
+Paths are bytes. A text is sent in the encoding of that database, since the application has written
+these bytes; a path may also be a bytea.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NUMBERS: Final = frozenset({"int2", "int4", "int8", "numeric"})
 
 @contextmanager
 def open_query(wanted: CatalogFromSettings, application: str) -> Iterator[OpenQuery]:
-    """Opens a session. Raises CatalogError, and ConfigError for what must be set otherwise."""
+    """Opens a session. Raises CatalogError, and ConfigError for settings that cannot be used."""
     with _of_the_other():
         conn = connect(wanted.url, application, no_tables=True)
     with conn:
@@ -95,7 +95,7 @@ class OpenQuery:
 
     @property
     def definition(self) -> str:
-        """The name of what is listed: where it is another, all passes begin anew."""
+        """A hash of the query: if it changes, all passes begin anew."""
         return sha256(f"{self.text}\0{self.types.get('key')}".encode()).hexdigest()
 
     @property
@@ -158,7 +158,7 @@ class OpenQuery:
 
 
 def _wrong(types: Mapping[str, str]) -> str:
-    """Returns what is wrong with the columns of a query, as the end of a sentence."""
+    """Returns what is wrong with the columns of a query, as the end of a sentence; or ""."""
     if "path" not in types:
         return "has no column path"
     if unknown := sorted(types.keys() - set(_COLUMNS)):
@@ -177,7 +177,7 @@ def _type_name(conn: Connection, oid: int) -> str:
 
 @contextmanager
 def _of_the_other() -> Iterator[None]:
-    """Has errors name the database of the query instead of the catalog."""
+    """Makes errors name the database of the query instead of the catalog."""
     try:
         yield
     except ConfigError as error:

@@ -1,12 +1,12 @@
 """A places file lists the files that go by their paths, for the day when there is no catalog.
 
-It lies beside a dump, and its size and SHA-256 are in the record of the dump. It is text, one JSON
-object a line, compressed by zstd: whoever has zstd and jq can read it without this program. The
-lines are in the order of the blobids, so that equal files follow each other, and files without a
-blob come last. The format is in docs/stores.md.
+The file lies beside a dump, and the record of the dump has its size and SHA-256. It is text, one
+JSON object per line, compressed by zstd: zstd and jq can read it without this program. The lines
+are in the order of the blobids, so that equal files follow each other; files without a blob come
+last. The format is in docs/stores.md.
 
-Anybody may have written what is read here: a line has a bounded length, and a file may not expand
-to more than some thousand times its size.
+Anybody may have written a places file that is read here: the length of a line is bounded, and the
+file may not expand to more than some thousand times its size.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ def open_places(
         settings: The settings of the target.
         which: "latest" for the newest good one of this host, the name of a dump, or a local file.
         directory: The directory for a temporary file.
-        warn: Is told of each places file that cannot be used, and why.
-        trust_target: Also those of which nothing proves who made them.
+        warn: Receives the name of each places file that cannot be used, and the reason.
+        trust_target: Whether a file may be taken if nothing proves who made it.
 
     Raises:
         ConfigError: The local file cannot be read.

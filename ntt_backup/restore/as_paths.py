@@ -1,16 +1,16 @@
-"""Files that go by their paths come back under their paths.
+"""Files that go by their paths are restored under their paths.
 
-The list of the files, from the catalog or from a places file, has them in the order of their
-blobids. It is read once, beside the restore of the blobs: a file that is right in the directory
-stays, and the others are noted, and their blobs fetched, each once, into scratch space of the
-directory. Then the notes are read, in the same order, and each blob is given its names: the last of
-equal files is the blob itself, renamed, and those before it are copies that share its blocks, where
-the file system can do that. So there is room for one copy only. A restore that was interrupted is
-called again: the blobs that were fetched are kept.
+A list of the files, from the catalog or from a places file, is read once, in the order of their
+blobids, beside the restore of the blobs. A file that is right in the directory is kept. The other
+files are written to a second list, and their blobs are fetched, each once, into scratch space of
+the directory. Then the second list is read, and each blob gets the names of its files: the last of
+equal files is the blob itself, renamed, and the files before it are copies, which share its blocks
+if the file system can do that. So there need be room for one copy only. An interrupted restore is
+called again: blobs that were fetched are kept.
 
-A path is hostile until it is proved: see `snapshot.restore.tree`. A file in the place of another
-one is replaced, unless it may be a file of this list whose name the file system takes for the same:
-it was changed since the restore began, or its name is spelled in another way.
+No path is trusted: see `snapshot.restore.tree`. Another file at a path is replaced, unless it may
+be a file of this list whose name the file system takes for the same: it was changed since the
+restore began, or its name is spelled in another way.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class FileRestore:
         *,
         trust_size: bool,
     ) -> Iterator[str]:
-        """Yields the blobids that are needed, each once, and notes the files that need them."""
+        """Yields the blobids that are needed, each once, and writes the files that need them."""
         tree, writer, needed = (
             DestinationTree(target.top, make=False),
             PlacesWriter(notes.write),
@@ -376,7 +376,7 @@ def of_catalog(conn: Connection, query: str | None, directory: str) -> Iterator[
         directory: The directory for the temporary file.
 
     Raises:
-        CatalogError: The catalog refuses, or is away.
+        CatalogError: The catalog refuses, or is unreachable.
     """
     file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - it is closed with the iterator
     writer = PlacesWriter(file.write)

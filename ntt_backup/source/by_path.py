@@ -1,9 +1,9 @@
-"""A file that goes by its path is read for the first time: its BLAKE3 becomes its name.
+"""A file that goes by its path is read for the first time: its hash becomes its name.
 
-A path comes from another program, and is bytes. It is checked before it is opened, and opened
-beneath the root of the store, level by level, without following a symlink. Whether the file is
-complete shows in a checksum of the application, or else in its age: a file that was changed a
-moment ago may still be being written.
+A path comes from another program, and is bytes. It is checked before it is opened, and opened below
+the root of the store, level by level, without following a symlink. A checksum of the application
+shows whether the file is complete. Without one its age has to: a file that was changed a moment ago
+may still be being written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """What was read: the blob, the time of the last change in nanoseconds, and the mode."""
+    """A file that was read: its blob, its modification time in nanoseconds, and its mode."""
 
     blob: Blob
     mtime_ns: int

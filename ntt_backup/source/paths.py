@@ -1,7 +1,7 @@
-"""The paths of files that go by their paths: checked, and known by the blobs that lie there.
+"""The paths of files that go by their paths are checked, and looked up by the blobs.
 
 A path comes from another program or from the catalog, and is bytes. It is checked before each use:
-it may lead nowhere but below the root of the store.
+it must lead to a place below the root of the store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from ntt_backup.model import MOST_PATH_BYTES
 
-# A deeper path would be opened by as many calls within calls.
+# A path is opened by one nested call for each level.
 MOST_LEVELS: Final = 128
 _BAD_PART: Final = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|\Z)")
 
@@ -57,12 +57,12 @@ class Paths:
         self._known: dict[str, list[bytes]] = {}
 
     def know(self, found: Mapping[str, Sequence[bytes]]) -> None:
-        """Takes the paths of blobs that are read next."""
+        """Adds the paths of blobs that are read next."""
         self._known |= {blobid: list(paths) for blobid, paths in found.items()}
 
     @property
     def are_told(self) -> bool:
-        """Whether nothing is looked up here."""
+        """Whether `know` adds all paths, and none is looked up."""
         return self._look_up is None
 
     def found_for(self, blobids: Sequence[str]) -> Paths:
@@ -72,7 +72,7 @@ class Paths:
         return found
 
     def forget(self, blobids: Iterable[str]) -> None:
-        """Forgets the paths of blobs that are done with."""
+        """Removes the paths of blobs that are not read any more."""
         for blobid in blobids:
             self._known.pop(blobid, None)
 
@@ -95,7 +95,7 @@ class Paths:
             raise FileNotFoundError(errno.ENOENT, str(error), os.fsdecode(paths[0])) from error
 
     def drop_first(self, blobid: str) -> bool:
-        """Has another path tried, where several files are equal. Returns whether there is one."""
+        """Removes the first path of a blob, if there is another one; returns whether there is."""
         paths = self._known.get(blobid, [])
         if len(paths) > 1:
             del paths[0]

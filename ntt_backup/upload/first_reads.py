@@ -1,8 +1,8 @@
 """Files that go by their paths are read for the first time by a worker that has nothing to send.
 
-So they are read shortly before they are sent, and mostly once from the disk: what was hashed is
-still in memory when it is sent. One worker of all at a time reads for some seconds, and registers
-what it has found; the others meanwhile claim and send what was registered before.
+So they are read shortly before they are sent, and mostly once from the disk: hashed content is
+still in the page cache when it is sent. One worker at a time reads for some seconds and registers
+the blobs; the others meanwhile claim and send blobs that were registered before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ntt_backup.upload.event_pipe import EventPipe
 # The most files that are asked for at once, and for how many seconds they are read.
 _MOST_FILES: Final = 40_000
 _SECONDS: Final = 2.0
-# Sooner a file that may still be being written is not looked at again, nor later.
+# The shortest and the longest wait for a file that may still be being written, in seconds.
 _LEAST_WAIT: Final = 2.0
 _MOST_WAIT: Final = 120.0
 _OF_THE_STORE: Final = frozenset(
@@ -50,8 +50,8 @@ class FirstReads:
     Args:
         store: The store.
         run: The settings of the run.
-        pipe: Gets events, and signs of life.
-        watch: Whether a store of which most cannot be read is waited for.
+        pipe: Receives events, and signs of life.
+        watch: Whether the run waits for a store that cannot be read for the most part.
     """
 
     def __init__(self, store: Store, run: RunSettings, pipe: EventPipe, *, watch: bool) -> None:
@@ -66,7 +66,7 @@ class FirstReads:
 
         Raises:
             SourceError: The store, or most of it, cannot be read. Then nothing is noted.
-            CatalogError: The catalog refuses, or is away.
+            CatalogError: The catalog refuses, or is unreachable.
         """
         with unread.turn() as ours:
             if not ours:
@@ -116,7 +116,7 @@ class FirstReads:
             raise _Stopped
 
     def _wait(self, what: BadFile) -> float | None:
-        """Returns after how many seconds a file is looked at again; None: it has failed."""
+        """Returns the seconds until a file is examined again; None: the file has failed."""
         grace = self._store.grace
         return min(max(grace / 4, _LEAST_WAIT), _MOST_WAIT) if what.young else None
 
