@@ -309,7 +309,7 @@ class BatchComplete(WorkerEvent):
 
 
 class CatalogMoved(WorkerEvent):
-    """The catalog is served by another primary: a standby was promoted.
+    """The catalog is served by another primary: a standby was promoted, or it is another cluster.
 
     What the old primary had committed and the new one lacks is done again.
     """
@@ -318,10 +318,12 @@ class CatalogMoved(WorkerEvent):
     server: Annotated[str, doc("the host and port of the new primary")]
     timeline: Annotated[Positive, doc("its timeline")]
     before: Annotated[Positive, doc("the timeline of the primary before")]
+    same_cluster: Annotated[bool, doc("false if it is no standby of the one before")] = True
 
     def _text(self) -> str:
+        cluster = "" if self.same_cluster else "another cluster, "
         return (
-            f"the catalog has moved to {self.server} (timeline {self.timeline}, before"
+            f"the catalog has moved to {self.server} ({cluster}timeline {self.timeline}, before"
             f" {self.before}): marks that the new primary lacks are made again"
         )
 

@@ -11,13 +11,26 @@ driver is needed here, since the first worker is forked before that is loaded.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.process.memory import SharedNumber
 
 # A float holds so many clusters apart.
 _CLUSTERS: Final = 2**52
+
+
+class Move(NamedTuple):
+    """The catalog is served by another primary than before.
+
+    Attributes:
+        timeline: The timeline before.
+        same_cluster: Whether a standby was promoted; else it is another cluster, such as a restored
+            one.
+    """
+
+    timeline: int
+    same_cluster: bool
 
 
 class LatestServer:
@@ -30,7 +43,7 @@ class LatestServer:
         """Forgets what was used. Processes that are forked later share what is used from now on."""
         self._cluster, self._timeline = SharedNumber(0.0), SharedNumber(0.0)
 
-    def note(self, system: str, timeline: int) -> int:
+    def note(self, system: str, timeline: int) -> Move | None:
         """Notes the server of a session that records what was copied.
 
         Args:
@@ -38,18 +51,18 @@ class LatestServer:
             timeline: The timeline; 0 where it is not known.
 
         Returns:
-            The timeline before, if the catalog has moved to another primary; else 0.
+            What was used before, if the catalog has moved to another primary.
 
         Raises:
             CatalogUnavailable: The server is an old primary.
         """
         if not timeline:
-            return 0
+            return None
         self.require(system, timeline)
         cluster, before = float(int(system) % _CLUSTERS), int(self._timeline.value)
-        moved = bool(before) and (cluster, timeline) != (self._cluster.value, before)
+        same = cluster == self._cluster.value
         self._cluster.value, self._timeline.value = cluster, float(timeline)
-        return before if moved else 0
+        return Move(before, same) if before and not (same and timeline == before) else None
 
     def require(self, system: str, timeline: int) -> None:
         """Raises CatalogUnavailable if the server of a session is an old primary."""

@@ -28,7 +28,7 @@ class CatalogSession:
 
     identity: of the target, as the catalog knows it.
 
-    moved_from: the timeline that the run has used before, if the catalog has moved; else 0.
+    moved: what the run has used before, if the catalog has moved.
 
     order lists range indexes, those to try first in front. listen: inserts wake `claims.fileno`.
 
@@ -51,7 +51,7 @@ class CatalogSession:
             self.identity = known_identity(self._conn, target)
             if listen:
                 self.claims.listen()
-            self.moved_from = LATEST.note(self.server.system, self.server.timeline)
+            self.moved = LATEST.note(self.server.system, self.server.timeline)
         except BaseException:
             self._conn.close()
             raise

@@ -413,12 +413,13 @@ class Worker:
     def _open_catalog(self) -> CatalogSession:
         if self._catalog is None:
             self._catalog = self._connect_catalog()
-            if self._catalog.moved_from:
+            if moved := self._catalog.moved:
                 self._pipe.emit(
                     events.CatalogMoved(
                         server=self._catalog.host,
                         timeline=self._catalog.server.timeline,
-                        before=self._catalog.moved_from,
+                        before=moved.timeline,
+                        same_cluster=moved.same_cluster,
                     )
                 )
             self._tell_lost_marks(self._catalog)

@@ -74,7 +74,7 @@ class Node(demo.Postgres):
 
     def address(self, database: str = demo.DATABASE) -> str:
         """The connection string of this server alone, past the links."""
-        return f"host={HOST} port={self.port} user=postgres dbname={database} connect_timeout=10"
+        return f"host={HOST} port={self.port} user=postgres dbname={database} connect_timeout=60"
 
     @property
     def behind_link(self) -> str:

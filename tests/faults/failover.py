@@ -31,6 +31,7 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.connection import connect
 from ntt_backup.catalog.schema import init_db
+from tests.acceptance.conftest import validator
 from tests.faults.cluster import Cluster, Node, running_cluster
 from tests.faults.plain_packs import read_pack
 from tests.helpers.blobs import tree
@@ -281,6 +282,9 @@ def _told(events: list[dict[str, Any]], *, moved: bool) -> Iterator[str]:
     for name in ("worker_restart", "worker_stall", "error", "blob_failed", "file_failed"):
         if names[name]:
             yield f"there was {name}: {next(one for one in events if one['event'] == name)}"
+    for event in events:
+        if error := next(iter(validator(event["event"]).iter_errors(event)), None):
+            yield f"a line of the log breaks the schema: {error.message}: {event}"
     if moved and names["catalog_moved"] not in range(1, WORKERS + 1):
         yield f"catalog_moved was said {names['catalog_moved']} times"
     if not moved and names["catalog_moved"]:

@@ -42,6 +42,14 @@ from tests.helpers.waiting import wait_until
 SECRET = "hunter2secret"
 
 
+def end_session(admin: Connection, other: Connection) -> None:
+    """The server ends a session, and has freed what the session held."""
+    pid = [other.info.backend_pid]
+    admin.execute("select pg_terminate_backend(%s)", pid)
+    left = "select 1 from pg_stat_activity where pid = %s"
+    wait_until(lambda: not admin.execute(left, pid).fetchall(), "the end of the session")
+
+
 @contextmanager
 def server_that_says(message: str) -> Iterator[str]:
     """A server that answers every connection with one fatal error; yields its URL."""
@@ -163,7 +171,7 @@ def test_a_session_that_the_server_ended_for_its_silence_has_expired(
             conn.execute("select 1")
     assert "idle" in caught.value.detail
     with connect(database_url, "test") as conn:
-        database.execute("select pg_terminate_backend(%s, 5000)", [conn.info.backend_pid])
+        end_session(database, conn)
         with pytest.raises(CatalogUnavailable) as ended, translated("record a batch"):
             conn.execute("select 1")
     assert type(ended.value) is CatalogUnavailable
@@ -207,7 +215,7 @@ def test_limits_of_the_role_do_not_end_our_work_and_those_of_the_url_hold(
         limits: dict[str, str] = dict(conn.execute(LIMITS).fetchall())
 
     assert (limits.pop("statement_timeout"), limits.pop("lock_timeout")) == expected
-    assert set(limits.values()) == {"0ms"}
+    assert set(limits.values()) <= {"0ms"}  # Not every version has them.
 
 
 def test_both_ends_notice_a_dead_peer(tcp_url: str) -> None:
@@ -224,7 +232,8 @@ def test_both_ends_notice_a_dead_peer(tcp_url: str) -> None:
     assert int(theirs["tcp_keepalives_interval"]) == int(ours["keepalives_interval"]) == 5
     assert int(theirs["tcp_keepalives_count"]) == int(ours["keepalives_count"]) == 4
     assert int(theirs["tcp_user_timeout"]) == int(ours["tcp_user_timeout"]) == 30_000
-    assert int(theirs["client_connection_check_interval"]) == 10_000
+    # From PostgreSQL 14 on.
+    assert int(theirs.get("client_connection_check_interval", 10_000)) == 10_000
 
 
 def test_a_server_that_stands_still_is_left_and_a_slow_one_is_waited_for(
@@ -261,7 +270,7 @@ def test_a_lost_connection_is_an_outage_for_every_call(
         claims = Claims(conn, "remote", range(256))
         ledger = Ledger(conn, "remote")
         claims.listen()
-        catalog.execute("select pg_terminate_backend(%s, 10000)", [conn.info.backend_pid])
+        end_session(catalog, conn)
 
         def drain_twice() -> None:  # the server's farewell is read first, then the end
             claims.drain_notifications()

@@ -86,6 +86,15 @@ def test_a_catalog_that_hangs_costs_no_descriptor(
     assert len({*open_now}) == 1
 
 
+def test_a_run_whose_row_a_promoted_standby_lacks_notes_itself_again(
+    history: RunHistory, catalog: Connection
+) -> None:
+    catalog.execute("delete from ntt_backup.runs")
+    assert_noted(history, catalog)
+    (noted,) = latest_runs(catalog, "remote")
+    assert (noted.strategy, noted.pid, noted.ended_at) == ("tar", os.getpid(), None)
+
+
 FULL = "the remote cannot store: No space left on device"
 
 

@@ -101,7 +101,7 @@ class FakeCatalogSession:
         self.claims = self
         self.ledger = self
         self.server, self.host = catalog.server, "db2:5432"
-        self.moved_from = catalog.latest.note(self.server.system, self.server.timeline)
+        self.moved = catalog.latest.note(self.server.system, self.server.timeline)
 
     def require_latest(self) -> None:
         self._catalog.latest.require(self.server.system, self.server.timeline)

@@ -192,7 +192,8 @@ def test_of_several_hosts_each_is_told_and_a_fenced_one_refuses_nobody() -> None
 
 def test_an_old_primary_is_refused_until_the_run_starts_anew() -> None:
     latest = LatestServer()
-    assert [latest.note("77", timeline) for timeline in (0, 3, 3, 4)] == [0, 0, 0, 3]
+    moves = [latest.note("77", timeline) for timeline in (0, 3, 3, 4)]
+    assert moves == [None, None, None, (3, True)]
     latest.require("77", 4)
     latest.require("", 0)
     latest.require("78", 1)
@@ -200,9 +201,9 @@ def test_an_old_primary_is_refused_until_the_run_starts_anew() -> None:
         with pytest.raises(CatalogUnavailable, match="an old primary") as caught:
             refuse("77", 3)
     assert "on timeline 3, and the run has used timeline 4" in caught.value.detail
-    assert latest.note("78", 1) == 4
+    assert latest.note("78", 4) == (4, False)
     latest.begin()
-    assert latest.note("77", 3) == 0
+    assert latest.note("77", 3) is None
 
 
 def test_root_is_told_of_the_services_user_only_where_there_is_one() -> None:
