@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,3 +107,18 @@ def test_every_message_that_a_page_explains_is_in_the_program() -> None:
         for quoted in re.findall(r"`([^`]+)`", "\n".join(rows)):
             for part in quoted.split("..."):
                 assert part.strip(" ,.:") in program, f"{name}: {quoted}"
+
+
+def test_the_site_is_built_and_has_each_page(tmp_path: Path) -> None:
+    """Without a network; a link or an anchor that leads nowhere is an error of mkdocs."""
+    pytest.importorskip("material")
+    build = ROOT / "bin" / "packaging" / "site" / "build.py"
+    done = subprocess.run(
+        [sys.executable, build, tmp_path / "site"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    made = {str(path.relative_to(tmp_path / "site")) for path in tmp_path.rglob("*.html")}
+    pages = {str(path.relative_to(DOCS).with_suffix(".html")) for path in DOCS.rglob("*.md")}
+    assert made >= pages | {"index.html", "commands.html", "changelog.html"}
+    said = (tmp_path / "site" / "commands.html").read_text()
+    assert "ntt-backup-remote snapshot restore [OPTIONS]" in said
