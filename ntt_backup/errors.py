@@ -195,6 +195,7 @@ class AnotherTarget(RemoteUnreachable):
     """
 
     whose: str = ""
+    found: str = ""
 
     def __init__(self, expected: str, found: str, whose: str = "") -> None:
         known = f"the catalog knows it as {expected}" if expected else "it has none in the catalog"
@@ -210,6 +211,7 @@ class AnotherTarget(RemoteUnreachable):
             " in its place' in docs/first-aid.md",
         )
         self.whose = whose
+        self.found = found
 
 
 class ProtocolViolation(RemoteUnreachable):

@@ -23,6 +23,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from heapq import heappop, heappush
 from pathlib import Path
@@ -31,10 +32,11 @@ from typing import Final
 from ntt_backup.blobdir.descriptors import closing, opened_anew
 from ntt_backup.blobdir.layout import kind_of
 from ntt_backup.catalog import files_by_path
-from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.files_by_path import (
     KnownDirectory,
     ListedDirectory,
+    Pass,
     Registration,
     WalkedEntry,
     shown_path,
@@ -123,9 +125,9 @@ def pass_over_directories(
         whole_every=wanted.whole_every,
         whole=whole,
     )
-    more = True
-    while more:
-        with Store(walk.root).tree() as tree, translated("register files"), conn.transaction():
+
+    def write(current: Pass) -> tuple[_Step, Pass, Registration]:
+        with Store(walk.root).tree() as tree:
             step = _Step(tree, walk, whole=current.whole)
             past = bytes.fromhex(current.key[1:]) if current.key else None
             known = files_by_path.next_directories(
@@ -137,13 +139,18 @@ def pass_over_directories(
             after, found = files_by_path.register(
                 conn, current, blocks, versions=versions, others=others, listed=listed
             )
-            more = step.past is not None
             step.note_missing_disks()
             # The first directory may be the root of the store itself, whose path is empty.
             key = "/" + step.past.hex() if step.past is not None else current.key
             after = replace(after, key=key, problem=step.last_problem or current.problem)
             files_by_path.save_pass(conn, after)
-        current = after
+            return step, after, found
+
+    more = True
+    while more:
+        one = partial(write, current)
+        step, current, found = conn.in_transaction("register files", one)
+        more = step.past is not None
         for path, why in step.problems:
             problem(path, why)
         on_step(replace(found, strays=step.strays, unreadable=step.unreadable))

@@ -17,8 +17,8 @@ from typing import Final
 
 from ntt_backup.audit.directory_walk import Problem, Walk, pass_over_directories
 from ntt_backup.catalog import files_by_path, foreign_query
-from ntt_backup.catalog.connection import Connection, connect, translated
-from ntt_backup.catalog.files_by_path import Registration
+from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.files_by_path import Pass, Registration
 from ntt_backup.catalog.foreign_query import OpenQuery, open_query
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, StoreConfig, application_name
@@ -193,21 +193,29 @@ def _pass_over_query(
         whole_every=wanted.whole_every,
         whole=whole,
     )
-    versions, more = wanted.on_change == "version", True
-    while more:
-        with translated("register files"), conn.transaction():
-            before, blocks = current.key, query.rows_from(current.key)
-            current, found = files_by_path.register(
-                conn, current, blocks, versions=versions, others=others
+
+    def write(before: Pass) -> tuple[Pass, Registration, bool]:
+        after, found = files_by_path.register(
+            conn,
+            before,
+            query.rows_from(before.key),
+            versions=wanted.on_change == "version",
+            others=others,
+        )
+        more = query.keyed and found.rows >= foreign_query.STEP_ROWS
+        if more and after.key == before.key:
+            raise CatalogRefused(
+                f"{found.rows:,} rows of the query of catalog.from have the same key",
+                detail=str(before.key),
+                hint="let its column key grow from row to row, as an id does, or leave it out",
             )
-            more = query.keyed and found.rows >= foreign_query.STEP_ROWS
-            if more and current.key == before:
-                raise CatalogRefused(
-                    f"{found.rows:,} rows of the query of catalog.from have the same key",
-                    detail=str(before),
-                    hint="let its column key grow from row to row, as an id does, or leave it out",
-                )
-            files_by_path.save_pass(conn, current)
+        files_by_path.save_pass(conn, after)
+        return after, found, more
+
+    more = True
+    while more:
+        one = partial(write, current)
+        current, found, more = conn.in_transaction("register files", one)
         on_step(found)
     if query.keyed and current.whole and query.lacks_keys():
         raise CatalogRefused(

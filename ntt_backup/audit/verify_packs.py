@@ -24,14 +24,14 @@ from ntt_backup.audit.proof import Blobs, Hashing
 from ntt_backup.audit.remote_names import PackNames
 from ntt_backup.audit.verify import Check, Checked, Findings, Question
 from ntt_backup.blobdir.layout import is_blobid
-from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.identities import identified
 from ntt_backup.catalog.ledger import (
     forget_packs,
-    insert_packs,
     iter_packs,
     mark_packs_checked,
     record_checks,
+    record_pack,
 )
 from ntt_backup.catalog.range_locks import prefix_ranges, range_name
 from ntt_backup.catalog.selection import Checks, PackChecks, rows_in
@@ -179,8 +179,7 @@ class _PackCheck(Check[_Stored]):
         super().record(right if self._hashes else [], lost, tried)
         packs, self._read_packs = self._read_packs, []
         if packs:
-            with translated("record a check"), self.conn.transaction():
-                mark_packs_checked(self.conn, self.target, packs)
+            mark_packs_checked(self.conn, self.target, packs)
 
     # --- one file ---------------------------------------------------------------------------------
 
@@ -294,8 +293,7 @@ class _PackCheck(Check[_Stored]):
             return
         # A run may have stored one again by now: the same blobs make the same pack.
         ids = [pack.pack_id for pack, _ in self._lost_packs.values()]
-        with translated("forget packs"), self.conn.transaction():
-            forget_packs(self.conn, self.target, ids, self._packs.began)
+        forget_packs(self.conn, self.target, ids, self._packs.began)
 
     def _require_time(self) -> None:
         if self.budget.time_is_up:
@@ -378,8 +376,7 @@ class _PackCheck(Check[_Stored]):
                 good.append(pack)
         new = [pack for pack in good if not names.knows(pack)]
         for stored in names.learn(new, lambda *_: None):
-            with translated("record a pack"), self.conn.transaction():
-                insert_packs(self.conn, self.target, [stored])
+            record_pack(self.conn, self.target, stored)
         self.found.bytes += sink.bytes
         return sink.failures
 

@@ -5,7 +5,6 @@ A blobid is the BLAKE3-256 or the SHA-256 of a blob's content as 64 lowercase he
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -252,14 +251,15 @@ class BlobDirectory:
         """Returns a descriptor for the caller to close, and its status. Raises NotAFile, OSError,
         and ValueError for what is no blobid.
         """
-        with contextlib.ExitStack() as otherwise:
-            fd = self.open(self.layout.path_of(blobid))
-            otherwise.callback(os.close, fd)
+        fd = self.open(self.layout.path_of(blobid))
+        try:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise NotAFile(f"it is {kind_of(status.st_mode)}")
-            otherwise.pop_all()
-        return fd, status
+            if stat.S_ISREG(status.st_mode):
+                return fd, status
+            raise NotAFile(f"it is {kind_of(status.st_mode)}")
+        except BaseException:
+            os.close(fd)
+            raise
 
     def lstat(self, path: str) -> os.stat_result:
         """Returns the status of what lies at path, without following a link."""

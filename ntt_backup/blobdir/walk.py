@@ -6,7 +6,7 @@ The subdirectories of one `aa` are the most that is held at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +15,8 @@ from ntt_backup.blobdir.layout import BlobDirectory, is_blobid
 
 if TYPE_CHECKING:
     Entry = os.DirEntry[str]
+
+_ALIVE_EVERY = 256
 
 
 class StrayKind(str, Enum):
@@ -96,6 +98,38 @@ class Tree(BlobDirectory):
 
     def entries(self, directory: str) -> Iterator[str | Stray]:
         """Yields the blobids in a directory of blobs in no order, and the strays among them."""
+        for found in self._files(directory):
+            yield found if isinstance(found, Stray) else found[0]
+
+    def sizes(
+        self, directory: str, alive: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[str, int] | Stray]:
+        """Yields the strays in a directory of blobs, then its blobids in order, with their sizes.
+
+        alive is called now and then.
+        """
+        sized: list[tuple[str, int]] = []
+        damaged = False
+        for number, found in enumerate(self._files(directory)):
+            if number % _ALIVE_EVERY == 0:
+                alive()
+            if isinstance(found, Stray):
+                yield found
+                continue
+            blobid, entry = found
+            try:
+                sized.append((blobid, entry.stat(follow_symlinks=False).st_size))
+            except FileNotFoundError:
+                continue  # It was moved or removed since the directory was read.
+            except OSError as problem:
+                if not damaged:
+                    yield self.unreadable(directory, problem)
+                damaged = True
+        sized.sort()
+        yield from sized
+
+    def _files(self, directory: str) -> Iterator[tuple[str, Entry] | Stray]:
+        """Yields what `entries` does, each blobid with its entry, which is good until the next."""
         prefix = directory.replace("/", "")
         before = prefix if self.layout.file_at else ""
         try:
@@ -107,7 +141,7 @@ class Tree(BlobDirectory):
                         and blobid.startswith(prefix)
                         and entry.is_file(follow_symlinks=False)
                     ):
-                        yield blobid
+                        yield blobid, entry
                     else:
                         yield stray(directory, entry)
         except FileNotFoundError:

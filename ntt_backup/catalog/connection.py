@@ -11,19 +11,21 @@ from __future__ import annotations
 import logging
 import math
 import pwd
+import random
 import re
 import secrets
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 from psycopg.abc import RV, AdaptContext, PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 
 from ntt_backup.catalog.latest_server import LATEST
 from ntt_backup.config.display import PUBLIC_PARAMETERS
@@ -39,6 +41,8 @@ from ntt_backup.model import ALL_BLOBS, Part
 
 # What the driver logs it raises as well; without a handler Python would print it over the screen.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
+
+Result = TypeVar("Result")
 
 _DETAIL_LENGTH = 500
 _DRILL = "ntt-backup-remote/drill"
@@ -64,6 +68,11 @@ _READ_ONLY = re.compile(r"session is read-only|in hot standby mode")
 # A pooler lends first the session that came back last: one try is enough, unless it is busy.
 _BORROWINGS = 5
 
+# The server ends one of two transactions that wait for each other, or that it cannot put in order.
+_VICTIM = (errors.DeadlockDetected, errors.SerializationFailure)
+# The most seconds before each further try. Programs that write the same rows meet again and again.
+_TRIES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 3.2, 3.2)
+
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"})
 _TRANSIENT_STATES = frozenset({"25006", "25P03"})
 # What ended was an idle session, or one that was idle within a transaction.
@@ -73,6 +82,9 @@ _NOT_LET_IN = re.compile(
     r"|role \".*\" does not exist|database \".*\" does not exist|is not permitted to log in"
     r"|permission denied for database|does not support SSL|certificate verify failed"
     r"|root certificate file"
+)
+_OTHERS = (
+    "other programs write the same rows all the time: see pg_stat_activity, and call this again"
 )
 INIT_DB = "run `ntt-backup-remote init-db`"
 _HINTS = {
@@ -88,6 +100,8 @@ _HINTS = {
     "53100": "free space on the database server",
     "53300": "run fewer workers, or raise max_connections on the database server",
     "57014": "somebody cancelled it, or there is a statement_timeout in catalog.url (NTT_DB_URL)",
+    "40P01": _OTHERS,
+    "40001": _OTHERS,
     "55P03": "another session holds the lock: see pg_blocking_pids(pid) and pg_stat_activity",
 }
 WHO_KEEPS_ROWS = (
@@ -286,8 +300,43 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     def ask(self, doing: str, name: str, /, **values: object) -> list[tuple[Any, ...]]:
         """Returns what `rows` returns. Raises CatalogError; doing: see `translated`."""
+        return self._repeat(doing, lambda: self.rows(name, values or None))
+
+    def in_transaction(self, doing: str, work: Callable[[], Result]) -> Result:
+        """Does work in one transaction, and returns the result of the work.
+
+        The work is done again where the server ended the transaction because of another one: a
+        deadlock, or a failure to serialize. Within a transaction of the caller, whoever began that
+        one repeats it.
+
+        Args:
+            doing: See `translated`.
+            work: The statements. Nothing but the transaction may remember that they were executed.
+
+        Raises:
+            CatalogError: The catalog refuses, or is away.
+        """
+
+        def once() -> Result:
+            with self.transaction():
+                return work()
+
+        return self._repeat(doing, once)
+
+    def _repeat(self, doing: str, work: Callable[[], Result]) -> Result:
+        """Does work, and again if the server ends the transaction because of another one."""
+        for most_s in _TRIES:
+            try:
+                with translated(doing):
+                    return work()
+            except CatalogUnavailable as error:
+                # The state shows whether a transaction of the caller is left.
+                over = self.info.transaction_status is TransactionStatus.IDLE
+                if not (over and isinstance(error.__cause__, _VICTIM)):
+                    raise
+            time.sleep(random.uniform(0.0, most_s))
         with translated(doing):
-            return self.rows(name, values or None)
+            return work()
 
 
 def connect(

@@ -226,7 +226,8 @@ def begin_pass(
     Raises:
         CatalogError: The catalog refuses, or is unreachable.
     """
-    with translated("begin to register files"), conn.transaction():
+
+    def begin() -> Pass:
         rows = conn.rows("load_origin", {"origin": origin})
         before = Pass(origin, *rows[0]) if rows else Pass(origin, definition)
         if before.definition != definition:
@@ -241,7 +242,9 @@ def begin_pass(
         key = None if sees_all else before.mark
         begun = replace(before, whole=sees_all, began_at=now, seen=0, key=key, problem=None)
         save_pass(conn, begun)
-    return begun
+        return begun
+
+    return conn.in_transaction("begin to register files", begin)
 
 
 def register(
@@ -394,7 +397,8 @@ def end_pass(conn: Connection, current: Pass, roots: Sequence[bytes] | None = No
         current: The pass.
         roots: Of a walk the directories that it began with; what lies in none of them is gone.
     """
-    with translated("end the registering of files"), conn.transaction():
+
+    def end() -> int:
         gone = 0
         ((now,),) = conn.rows("server_time")
         if current.whole and roots is not None:
@@ -422,7 +426,9 @@ def end_pass(conn: Connection, current: Pass, roots: Sequence[bytes] | None = No
                 last_mark_at=now,
             )
         save_pass(conn, ended)
-    return int(gone)
+        return int(gone)
+
+    return conn.in_transaction("end the registering of files", end)
 
 
 # --- files that are read for the first time -------------------------------------------------------
@@ -482,12 +488,15 @@ class UnreadFiles:
             "details": [ledger.storable(one.detail) for one in failed],
             "waits": [one.wait_s for one in failed],
         }
-        with translated("register files that were read"), self._conn.transaction():
+
+        def write() -> None:
             if found:
                 ledger.register_blobs(self._conn, [one.blob for one in found])
                 self._conn.rows("record_read", values)
             if failed:
                 self._conn.rows("record_unreadable", bad)
+
+        self._conn.in_transaction("register files that were read", write)
         self._past = max([self._past, *(one.id for one in found), *(one.id for one in failed)])
 
 
@@ -558,13 +567,16 @@ def requeue_files(conn: Connection, reason: str | None = None) -> int:
 
     A file that was changed since it was read gets a new version.
     """
-    with translated("requeue failed files"), conn.transaction():
+
+    def write() -> int:
         conn.rows("number_places", _NUMBERING)
         rows = conn.rows("requeue_files", {"reason": reason}, failed=fragment("failed"))
         again = [(origin, path) for origin, path, is_read in rows if is_read]
         values = {"origins": [one for one, _ in again], "paths": [path for _, path in again]}
         conn.rows("register_again", values)
-    return len(rows)
+        return len(rows)
+
+    return conn.in_transaction("requeue failed files", write)
 
 
 def listed_blobs(conn: Connection, prefix: str) -> Iterator[tuple[str, int]]:

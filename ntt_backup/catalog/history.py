@@ -135,10 +135,13 @@ def update_run(
     whether the catalog knows the run: a standby that was promoted may lack it.
     """
     done = {"run_id": run_id, "copied": copied, "failed": failed, "bytes": bytes}
-    with translated(_NOTE_RUN), conn.transaction():
+
+    def write() -> bool:
         if outage_s is not None:
             conn.rows("add_to_hour", {**done, "outage_s": outage_s})
         return bool(conn.rows("update_run", {**done, "outcome": outcome, "exit_code": exit_code}))
+
+    return conn.in_transaction(_NOTE_RUN, write)
 
 
 def note_reason(conn: Connection, run_id: UUID, reason: str) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from psycopg import Cursor, errors
@@ -71,17 +72,20 @@ class Ledger:
         the count of attempts.
         checked: whether the content of stored blobs was compared; else the next check begins there.
         """
-        with translated("record a batch"), self._conn.transaction():
-            failures = {failure.blobid: failure for failure in failed}
+        failures = {failure.blobid: failure for failure in failed}
+        in_order = sorted(stored, key=lambda blob: blob.blobid)
+
+        def write() -> None:
             ids = (blob.blobid for blob in stored)
             locked = self._lock({*ids, *failures}) if failures else set()
-            in_order = sorted(stored, key=lambda blob: blob.blobid)
             for start in range(0, len(in_order), _AT_ONCE):
                 some = in_order[start : start + _AT_ONCE]
                 self._mark_copied({blob.blobid: blob.size for blob in some}, checked)
             if found := [failure for one, failure in failures.items() if one in locked]:
                 self._mark_failed(found)
             insert_packs(self._conn, self._target, packs)
+
+        self._conn.in_transaction("record a batch", write)
 
     def unrecorded(self, blobids: set[str]) -> set[str]:
         """Returns those of the given blobids that are in the catalog and not marked as copied.
@@ -150,15 +154,18 @@ def record_checks(
     Returns the number of blobs that became pending.
     """
     parts = {**columns(target), "counted": fragment("counted")}
-    requeued = 0
-    with translated("record a check"), conn.transaction():
+
+    def write() -> int:
+        requeued = 0
         if right:
             conn.rows("mark_checked", {"blobids": sorted(right)}, **parts)
         if lost:
             values = {"target": target, **_columns_of(lost)}
             ((requeued, unchanged, example),) = conn.rows("mark_lost", values, **parts)
             _require_changed(unchanged, example)
-    return int(requeued)
+        return int(requeued)
+
+    return conn.in_transaction("record a check", write)
 
 
 def note_unchecked(conn: Connection, target: str, names: Iterable[str]) -> None:
@@ -166,13 +173,14 @@ def note_unchecked(conn: Connection, target: str, names: Iterable[str]) -> None:
 
     It is no check, and proves nothing. A catalog may still lack the table.
     """
-    with (
-        translated("note what is unchecked"),
-        suppress(errors.UndefinedTable, errors.InsufficientPrivilege),
-        conn.transaction(),
-    ):
-        conn.rows("forget_unchecked", {"target": target})
-        conn.rows("note_unchecked", {"target": target, "names": sorted(set(names))})
+    tried = sorted(set(names))
+
+    def write() -> None:
+        with suppress(errors.UndefinedTable, errors.InsufficientPrivilege), conn.transaction():
+            conn.rows("forget_unchecked", {"target": target})
+            conn.rows("note_unchecked", {"target": target, "names": tried})
+
+    conn.in_transaction("note what is unchecked", write)
 
 
 def requeue(
@@ -193,17 +201,20 @@ def requeue(
     values["blobids"] = blobids if blobids is None else list(blobids)
     with translated("requeue failed blobs"):
         parts = {**read_parts(conn, target), "counted": fragment("counted")}
-        names = ["requeue_listed", "requeue_unlisted"] if reason is None else ["requeue_listed"]
-        for name in names:
-            values["past"] = None
-            found = _REQUEUE_BATCH
-            while found == _REQUEUE_BATCH:
-                with conn.transaction():
-                    walk_indexes(conn, local=True)
-                    ((found, past, changed, unchanged, example),) = conn.rows(name, values, **parts)
-                    values["past"] = past
-                    _require_changed(unchanged, example)
-                requeued += changed
+
+    def write(name: str) -> tuple[int, str, int]:
+        walk_indexes(conn, local=True)
+        ((found, past, changed, unchanged, example),) = conn.rows(name, values, **parts)
+        _require_changed(unchanged, example)
+        return found, past, changed
+
+    for name in ["requeue_listed", "requeue_unlisted"][: 1 if reason is not None else 2]:
+        values["past"] = None
+        found = _REQUEUE_BATCH
+        while found == _REQUEUE_BATCH:
+            one = partial(write, name)
+            found, values["past"], changed = conn.in_transaction("requeue failed blobs", one)
+            requeued += changed
     return requeued
 
 
@@ -250,20 +261,25 @@ def insert_packs(conn: Connection, target: str, packs: Sequence[StoredPack]) -> 
         conn.rows("insert_pack", {"target": target, **asdict(pack)})
 
 
+def record_pack(conn: Connection, target: str, pack: StoredPack) -> None:
+    """Records a pack as it is now, as not checked yet."""
+    conn.in_transaction("record a pack", lambda: insert_packs(conn, target, [pack]))
+
+
 def forget_packs(
     conn: Connection, target: str, pack_ids: Iterable[str], since: datetime | None = None
 ) -> None:
-    """Removes missing or wrong packs from the list, in the caller's transaction.
+    """Removes missing or wrong packs from the list.
 
     Packs that were recorded anew `since` then stay, as they are other packs; None removes all.
     """
-    values = {"target": target, "pack_ids": list(pack_ids), "since": since}
-    conn.rows("forget_packs", values)
+    conn.ask("forget packs", "forget_packs", target=target, pack_ids=list(pack_ids), since=since)
 
 
 def mark_packs_checked(conn: Connection, target: str, pack_ids: Iterable[str]) -> None:
-    """Notes that packs were found right now, in the caller's transaction."""
-    conn.rows("mark_packs_checked", {"target": target, "pack_ids": list(pack_ids)})
+    """Notes that packs were found right now."""
+    ids = list(pack_ids)
+    conn.ask("record a check", "mark_packs_checked", target=target, pack_ids=ids)
 
 
 def iter_packs(conn: Connection, target: str) -> Iterator[StoredPack]:
@@ -318,13 +334,16 @@ def register_blobs(conn: Connection, rows: Sequence[Blob]) -> int:
     Existing rows are left as they are, also those that another program adds at this moment: COPY,
     several times faster than INSERT, cannot step over them, so it fills a temporary table.
     """
-    with translated("register blobs"), conn.transaction():
+
+    def write() -> int:
         conn.rows("create_found")
         with conn.cursor().copy(statement("copy_found")) as copy:
             for blob in rows:
                 copy.write_row((blob.blobid, blob.size))
         query = statement("register_found", largest_size=fragment("largest_size"))
         return conn.execute(query).rowcount
+
+    return conn.in_transaction("register blobs", write)
 
 
 def record_sizes(conn: Connection, blobs: Sequence[Blob]) -> int:
@@ -336,10 +355,13 @@ def record_sizes(conn: Connection, blobs: Sequence[Blob]) -> int:
     names = [blob.blobid for blob in blobs]
     values = {"blobids": names, "sizes": [blob.size for blob in blobs]}
     parts = {"largest_size": fragment("largest_size"), "counted": fragment("counted")}
-    with translated("record sizes"), conn.transaction():
+
+    def write() -> int:
         # A run marks the same rows at this moment, in the order of blobids as well.
         conn.rows("lock_rows", {"blobids": names})
         return int(conn.rows("record_sizes", values, **parts)[0][0])
+
+    return conn.in_transaction("record sizes", write)
 
 
 def load_scan(conn: Connection, root: str) -> ScanProgress | None:

@@ -20,11 +20,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ntt_backup import __version__, events
-from ntt_backup.client.backoff import Backoff, Outages
+from ntt_backup.client.backoff import Backoff, Outages, Restarts
 from ntt_backup.config import Settings
 from ntt_backup.daemon.event_log import BatchLines, EventLog, FailedBlobs
 from ntt_backup.daemon.events import CheckComplete
 from ntt_backup.daemon.listeners import Listener, Listeners
+from ntt_backup.daemon.medium import identity_at
 from ntt_backup.daemon.progress import OpenOutages, RunProgress, RunState
 from ntt_backup.daemon.run_control import RunControl, read_again
 from ntt_backup.daemon.side_jobs import jobs_of
@@ -203,6 +204,7 @@ class _Coordinator:
         started.
         """
         outages = Outages(self._emit, self._backoff, None)
+        turns = Restarts(self._backoff)
         while not self._inbox.stops:
             try:
                 with self._inbox.raising():
@@ -215,12 +217,13 @@ class _Coordinator:
                     raise self._error from None
                 self._sit_out((self._workers.first.due or 0.0) - time.monotonic())
             except BackupError as error:
-                if self._watch and self._is_another_medium(error):
+                if self._watch and (found := self._other_medium(error)):
                     outages.back("preflight")
                     self._systemd.ready()
                     self._systemd.status(f"waiting for its turn: {error.message}")
-                    self._sit_out(self._settings.run.poll_interval)
+                    self._await_turn(found, turns.next_wait() or 0.0)
                     continue
+                turns.count = 0
                 may_pass = error.retryable or isinstance(error, SourceError)
                 if not (self._watch and may_pass):
                     raise
@@ -231,9 +234,30 @@ class _Coordinator:
                 self._sit_out(wait_s)
         return None
 
-    def _is_another_medium(self, error: BackupError) -> bool:
-        """Returns whether another medium of the target has its turn, which is no outage."""
-        return isinstance(error, AnotherTarget) and error.whose in self._settings.media
+    def _other_medium(self, error: BackupError) -> str:
+        """Returns the identity of another medium of the target that has its turn; "" for none.
+
+        That is no outage.
+        """
+        if isinstance(error, AnotherTarget) and error.whose in self._settings.media:
+            return error.found
+        return ""
+
+    def _await_turn(self, found: str, wait_s: float) -> None:
+        """Waits until another medium is no longer in the place; the place is probed then.
+
+        Args:
+            found: The identity of the other medium.
+            wait_s: The least seconds to wait where only a probe can tell that.
+        """
+        remote = self._settings.remote
+        while not self._inbox.stops:
+            self._sit_out(self._settings.run.poll_interval)
+            seen = identity_at(remote.path) if remote.kind == "file" else None
+            if seen is None:
+                self._sit_out(wait_s - self._settings.run.poll_interval)
+            if seen != found:
+                return
 
     def _take_steps(self) -> tuple[Preflight, list[str]]:
         """Returns a preflight that has passed, and its warnings. Raises the error of a failed step.

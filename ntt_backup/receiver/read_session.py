@@ -11,7 +11,6 @@ import errno
 import os
 import queue
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from ntt_backup.blobdir.descriptors import can_syncfs, error_line, forget, sync_directory, syncfs
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from ntt_backup.receiver.terms import Terms
 
 _KINDS = tuple(StrayKind)
-_ALIVE_EVERY = 256
 _CHUNK = 1 << 20
 _MOST_THREADS = 8
 _NOTHING = bytes(32)
@@ -63,17 +61,21 @@ def open_blob(blobs: BlobDirectory, digest: bytes) -> tuple[int, int]:
     return fd, status.st_size
 
 
-@contextmanager
-def _opened(blobs: BlobDirectory, digest: bytes) -> Iterator[tuple[int, int]]:
+class _OpenedBlob:
     """Opens a blob: (descriptor, size). Raises BlobError, also for an OSError while it is read."""
-    fd, size = open_blob(blobs, digest)
-    try:
-        yield fd, size
-    except OSError as problem:
-        raise blob_error(problem) from None
-    finally:
+
+    def __init__(self, blobs: BlobDirectory, digest: bytes) -> None:
+        self._opened = open_blob(blobs, digest)
+
+    def __enter__(self) -> tuple[int, int]:
+        return self._opened
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
+        fd, _ = self._opened
         forget(fd)
         os.close(fd)
+        if isinstance(problem, OSError):
+            raise blob_error(problem) from None
 
 
 def blob_error(problem: OSError) -> BlobError:
@@ -135,27 +137,11 @@ def _found(
         if isinstance(directory, Stray):
             yield directory
             continue
-        names: list[str] = []
-        for number, entry in enumerate(tree.entries(directory)):
-            if number % _ALIVE_EVERY == 0:
-                alive()
-            if isinstance(entry, Stray):
-                yield entry
-            elif low <= entry <= high:
-                names.append(entry)
-        fd = tree.directory(directory) if names else -1  # It is still kept open.
-        damaged = False
-        for name in sorted(names):
-            try:
-                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # It was moved or removed since the directory was read.
-            except OSError as problem:
-                if not damaged:
-                    yield tree.unreadable(directory, problem)
-                damaged = True
-                continue
-            yield bytes.fromhex(name), status.st_size
+        for found in tree.sizes(directory, alive):
+            if isinstance(found, Stray):
+                yield found
+            elif low <= found[0] <= high:
+                yield bytes.fromhex(found[0]), found[1]
 
 
 class _Stopped(Exception):
@@ -260,13 +246,14 @@ class HashJob:
     def _sum(
         self, blobs: BlobDirectory, position: int, new: NewHasher, buffer: memoryview
     ) -> messages.BlobHash:
-        size = 0
         try:
             digest = self._digests[position]
-            with _opened(blobs, digest) as (fd, _):
+            with _OpenedBlob(blobs, digest) as (fd, expected):
                 self._begin(blobs, digest, fd)
-                hasher = new(b"")
-                while count := os.readv(fd, [buffer]):
+                size = os.readv(fd, [buffer])
+                hasher = new(buffer[:size])
+                # The end of a small blob need not be asked for.
+                while (size < expected or size >= _CHUNK) and (count := os.readv(fd, [buffer])):
                     self._require_going()
                     hasher.update(buffer[:count])
                     size += count
@@ -352,7 +339,7 @@ def contents(
     room = PACK_BYTES
     for digest in digests:
         try:
-            with _opened(blobs, digest) as (fd, size):
+            with _OpenedBlob(blobs, digest) as (fd, size):
                 if offset or size > PACK_BYTES - _TABLE_ENTRY:
                     begin = min(offset, size)
                     yield messages.BLOB.frame(digest, size, begin)

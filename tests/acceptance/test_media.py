@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +132,42 @@ def test_a_daemon_takes_no_mount_point_without_its_disk_for_a_new_medium(
     rotation.mount("b")
     env.run("--target", "usb", "run", expect=0)
     assert marked(env, other) == on(rotation, "b") == first
+
+
+def test_a_medium_that_waits_for_its_turn_starts_no_process(
+    env: Environment, rotation: Disks
+) -> None:
+    for name in ("a", "b"):
+        rotation.mount(name)
+        env.fill(2, seed=ord(name))
+        env.run("--target", "usb", "run", expect=0)
+    mine, other = ("b", "a") if marked(env, "b") == on(rotation, "b") else ("a", "b")
+
+    lock = env.root / f"lock-usb_{other}"
+
+    def reaped() -> int:
+        """Counts page faults of all processes that the waiting coordinator has started."""
+        wait_until(lambda: lock.exists() and lock.read_text(), "the coordinator")
+        pid = int(lock.read_text().split()[0])
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[8])
+
+    everything = marked(env, mine)
+    seeds = itertools.count()
+
+    def rests() -> bool:
+        """Whether it starts none while blobs come, and the other medium gets them."""
+        before = reaped()
+        for seed in itertools.islice(seeds, 6):
+            everything.update(env.fill(2, seed=seed))
+            wait_until(partial(has, env, mine, len(everything)), f"blobs {seed}")
+        return reaped() == before > 0
+
+    with env.running("--target", "usb", "run", "--watch") as run:
+        wait_until(rests, "a wait without processes")
+        rotation.mount("a")
+        wait_until(partial(has, env, other, len(everything)), "the other medium")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(PATIENCE) == 143, env.output()
 
 
 @pytest.mark.parametrize("media", [[], ["a"], ["a", "a"], ["A", "b"], "a", [1, 2], ["a", "b c"]])

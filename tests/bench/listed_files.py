@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -59,7 +59,8 @@ class Cost(NamedTuple):
 
 
 @contextmanager
-def _server(disk: Path) -> Iterator[tuple[Path, Postgres]]:
+def server_below(disk: Path) -> Iterator[tuple[Path, Postgres]]:
+    """Gives a new directory below a directory, and a server of PostgreSQL in it."""
     home = Path(tempfile.mkdtemp(prefix="ntt-bench-", dir=disk))
     home.chmod(0o711)
     sockets = home / "sockets"
@@ -74,19 +75,21 @@ def _server(disk: Path) -> Iterator[tuple[Path, Postgres]]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _url(server: Postgres, database: str, user: str = "postgres") -> str:
+def url_of(server: Postgres, database: str, user: str = "postgres") -> str:
+    """Returns the connection string of a database of a server."""
     return psycopg.conninfo.make_conninfo(server.url_of(database), user=user)
 
 
-def _make_database(server: Postgres, name: str) -> None:
-    with psycopg.connect(_url(server, "postgres"), autocommit=True) as conn:
+def make_database(server: Postgres, name: str) -> None:
+    """Makes an empty database."""
+    with psycopg.connect(url_of(server, "postgres"), autocommit=True) as conn:
         conn.execute(psycopg.sql.SQL("create database {}").format(psycopg.sql.Identifier(name)))
 
 
 def _make_application(server: Postgres, fill: str) -> None:
     """Makes the database of an application. fill: the statement that fills its table."""
-    _make_database(server, "application")
-    with psycopg.connect(_url(server, "application"), autocommit=True) as conn:
+    make_database(server, "application")
+    with psycopg.connect(url_of(server, "application"), autocommit=True) as conn:
         conn.execute(f"create role {_READER} login".encode())
         conn.execute(_TABLE)
         conn.execute(fill.encode())
@@ -100,14 +103,14 @@ def register(rows: int, disk: Path) -> None:
         " md5(i::text) || '.bin', 1000 + i % 10000, encode(sha256(i::text::bytea), 'hex')"
         f" from generate_series(1, {rows}) as i"
     )
-    with _server(disk) as (_, server):
+    with server_below(disk) as (_, server):
         _make_application(server, fill)
-        _make_database(server, "catalog")
-        given = {"url": _url(server, "application", _READER), "query": _QUERY}
+        make_database(server, "catalog")
+        given = {"url": url_of(server, "application", _READER), "query": _QUERY}
         settings = StoreConfig.model_validate(
             {"catalog": {"from": given}, "source": {"root": "/srv"}}
         )
-        with connect(_url(server, "catalog"), "bench") as conn:
+        with connect(url_of(server, "catalog"), "bench") as conn:
             init_db(conn, "remote")
             for what, whole in (("all", False), ("nothing new", False), ("all again", True)):
                 began, cpu = time.monotonic(), time.process_time()
@@ -123,11 +126,11 @@ def register(rows: int, disk: Path) -> None:
 
 
 def send(files: int, rounds: int, disk: Path) -> None:
-    with _server(disk) as (home, server):
+    with server_below(disk) as (home, server):
         listing = _make_files(home, files)
         _make_application(server, "select 1")
         with (
-            psycopg.connect(_url(server, "application"), autocommit=True) as conn,
+            psycopg.connect(url_of(server, "application"), autocommit=True) as conn,
             conn.cursor().copy("copy files (path, size) from stdin") as into,
         ):
             for row in listing:
@@ -168,11 +171,11 @@ def _make_files(home: Path, count: int) -> list[tuple[str, int]]:
 def _copy(home: Path, server: Postgres, kind: str, nth: int) -> tuple[Cost, Cost]:
     """Returns what it costs to register and copy all, and what a second run costs."""
     by_path, name = kind == "by path", f"{kind.replace(' ', '_')}_{nth}"
-    _make_database(server, name)
+    make_database(server, name)
     target = home / f"target-{name}"
     target.mkdir()
     tables: dict[str, dict[str, object]] = {
-        "catalog": {"url": _url(server, name)},
+        "catalog": {"url": url_of(server, name)},
         "source": {"root": str(home / ("files" if by_path else "by-hash")), "grace": 0},
         "remote": {"url": target.as_uri()},
         "run": {"workers": 2, "skip_pgdump": True},
@@ -181,9 +184,18 @@ def _copy(home: Path, server: Postgres, kind: str, nth: int) -> tuple[Cost, Cost
         "host": {"key_file": str(home / "host.key")},
     }
     if by_path:
-        url = _url(server, "application", _READER)
+        url = url_of(server, "application", _READER)
         tables["catalog.from"] = {"url": url, "query": _QUERY}
-    config = home / f"{name}.toml"
+    config = write_settings(home / f"{name}.toml", tables)
+    call(config, "init-db")
+    cost = call(config, "run") if by_path else call(config, "scan").plus(call(config, "run"))
+    again = call(config, "run")
+    shutil.rmtree(target)
+    return cost, again
+
+
+def write_settings(config: Path, tables: Mapping[str, Mapping[str, object]]) -> Path:
+    """Writes the file of the settings, and returns its path."""
     config.write_text(
         "".join(
             f"[{table}]\n"
@@ -191,16 +203,13 @@ def _copy(home: Path, server: Postgres, kind: str, nth: int) -> tuple[Cost, Cost
             for table, values in tables.items()
         )
     )
-    _call(config, "init-db")
-    cost = _call(config, "run") if by_path else _call(config, "scan").plus(_call(config, "run"))
-    again = _call(config, "run")
-    shutil.rmtree(target)
-    return cost, again
+    return config
 
 
-def _call(config: Path, command: str) -> Cost:
+def call(config: Path, *command: str) -> Cost:
+    """Calls a command of the program, and returns what it and all that it starts cost."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    argv = [sys.executable, "-m", "ntt_backup", "--config", str(config), command]
+    argv = [sys.executable, "-m", "ntt_backup", "--config", str(config), *command]
     subprocess.run(argv, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import psycopg
+
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_schema
 
@@ -71,6 +73,20 @@ def state(conn: Connection) -> dict[str, tuple[object, ...]]:
         " from blobs",
     )
     return {str(blobid): tuple(rest) for blobid, *rest in found}
+
+
+def losing(conn: psycopg.Connection, table: str, state: str, turns: int = 1) -> None:
+    """The next writes to a table end as the server ends the transaction that loses to another."""
+    lost = f"raise 'lost' using errcode = '{state}'"
+    body = f"if nextval('public.turns') <= {turns} then {lost}; end if;"
+    for text in (
+        "create sequence public.turns",
+        f"create function losing() returns trigger language plpgsql as $$begin {body}"
+        " return null; end$$",
+        f"create trigger losing after insert or update on {table} for each statement"
+        " execute function losing()",
+    ):
+        conn.execute(text.encode())
 
 
 def stubborn(conn: Connection, body: str) -> None:

@@ -17,6 +17,7 @@ from ntt_backup.catalog.files_by_path import Registration
 from ntt_backup.config import StoreConfig
 from ntt_backup.model import MOST_PATH_BYTES, Blob
 from tests.helpers.application import Application
+from tests.integration.catalogs import losing
 
 LISTED = "gone_at is null and replaced_at is null"
 
@@ -73,6 +74,7 @@ def problems(catalog: Connection, wanted: StoreConfig) -> tuple[Registration, di
 
 def test_only_what_has_changed_is_listed_again(catalog: Connection, root: Path) -> None:
     wanted = settings(root)
+    losing(catalog, "ntt_backup.places", "40001")
     assert register_files(catalog, wanted).registered == 7
     assert places_where(catalog) == on_disk(root)
     assert register_files(catalog, wanted).rows == 0

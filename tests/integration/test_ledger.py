@@ -9,15 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog import ledger
+from ntt_backup.catalog import connection, ledger
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.ledger import Ledger, record_checks, register_blobs, requeue
+from ntt_backup.catalog.ledger import (
+    Ledger,
+    record_checks,
+    record_sizes,
+    register_blobs,
+    requeue,
+)
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
 from tests.helpers.postgres import TARGET, session
-from tests.integration.catalogs import MALFORMED, add, rows, state, stubborn
+from tests.integration.catalogs import MALFORMED, add, losing, rows, state, stubborn
 
 
 def test_a_receipt_is_recorded(catalog: Connection) -> None:
@@ -304,23 +310,60 @@ def test_two_sessions_record_the_same_blobs_in_any_order(
             book = Ledger(conn, TARGET)
             start.wait()
             stored, failed = (order[::2], order[1::2]) if failing else (order, [])
-            left = 20
-            while left:
-                try:
-                    book.record(
-                        [Blob(one, 1) for one in stored],
-                        [Failure(one, Reason.MISSING) for one in failed],
-                    )
-                    left -= 1
-                except CatalogUnavailable:
-                    # Only what failed is locked in one order; else one is told, and goes on.
-                    assert not failing
+            for _ in range(20):
+                # Only what failed is locked in one order; else one loses a deadlock at times.
+                book.record(
+                    [Blob(one, 1) for one in stored],
+                    [Failure(one, Reason.MISSING) for one in failed],
+                )
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(work, (names, names[::-1])))
     totals = exact_totals(catalog, TARGET)
     assert totals.copied + totals.failed == len(names)
     assert failing or not totals.failed
+
+
+@pytest.mark.parametrize("sqlstate", ["40P01", "40001"])
+def test_what_loses_to_another_transaction_is_written_again(
+    catalog: Connection, sqlstate: str
+) -> None:
+    add(catalog, "a", "b", "c")
+    losing(catalog, "blobs", sqlstate)
+    turns = "select last_value from public.turns"
+    writes: list[Callable[[], object]] = [
+        lambda: Ledger(catalog, TARGET).record([Blob("a", 1)], [Failure("b", Reason.MISSING)]),
+        lambda: requeue(catalog, TARGET),
+        lambda: record_checks(catalog, TARGET, [], [Failure("a", Reason.REMOTE_MISSING)]),
+        lambda: register_blobs(catalog, [Blob("d", 4)]),
+        lambda: record_sizes(catalog, [Blob("c", 3)]),
+    ]
+    for write in writes:
+        catalog.execute("alter sequence public.turns restart")
+        write()
+        assert rows(catalog, turns) >= [(2,)]
+
+    found = {
+        blobid: (copied, failed, size)
+        for blobid, (copied, _, failed, size) in state(catalog).items()
+    }
+    assert found == {
+        "a": (False, False, 1),
+        "b": (None, False, None),
+        "c": (None, None, 3),
+        "d": (None, None, 4),
+    }
+
+
+def test_what_loses_each_time_is_an_outage(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_TRIES", (0.0, 0.0))
+    losing(catalog, "blobs", "40P01", turns=9)
+    with pytest.raises(CatalogUnavailable, match="not available to register blobs") as caught:
+        register_blobs(catalog, [Blob("a", 1)])
+    assert "other programs write the same rows" in caught.value.hint
+    assert state(catalog) == {}
 
 
 def test_requeue_by_reason_and_all(catalog: Connection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, 
 from ntt_backup.model import MOST_PATH_BYTES, Blob
 from tests.helpers.application import Application
 from tests.helpers.waiting import wait_until
+from tests.integration.catalogs import losing
 
 
 def paths(
@@ -35,6 +36,17 @@ def test_rows_become_places_once(catalog: Connection, application: Application) 
     application.add("b")
     assert register_files(catalog, application.settings()).registered == 1
     assert b"b" in paths(catalog)
+
+
+def test_a_step_that_loses_to_another_transaction_is_done_again(
+    catalog: Connection, application: Application
+) -> None:
+    application.add("a", "b")
+    losing(catalog, "ntt_backup.places", "40P01")
+    done = register_files(catalog, application.settings())
+    assert (done.rows, done.registered) == (2, 2)
+    assert paths(catalog) == {b"a", b"b"}
+    assert register_files(catalog, application.settings()).registered == 0
 
 
 def test_a_pass_reads_from_the_last_key_until_it_is_time_for_all(

@@ -87,7 +87,7 @@ def test_an_error_while_a_blob_is_read_is_one_of_the_blob(tmp_path: Path) -> Non
     fd = os.open(tmp_path, os.O_RDONLY)
     status = SimpleNamespace(st_size=7)
     blobs = cast(BlobDirectory, SimpleNamespace(open_blob=lambda _: (fd, status)))
-    with pytest.raises(BlobError), read_session._opened(blobs, bytes(32)):
+    with pytest.raises(BlobError), read_session._OpenedBlob(blobs, bytes(32)):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)

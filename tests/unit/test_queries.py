@@ -126,7 +126,7 @@ CHECK_USER = "check user, password and host in catalog.url"
         (psycopg.errors.DivisionByZero("no"), CatalogRefused, ""),
         (psycopg.errors.NumericValueOutOfRange("no"), CatalogRefused, ""),
         (psycopg.errors.DataCorrupted("no"), CatalogRefused, ""),
-        (psycopg.errors.DeadlockDetected("no"), CatalogUnavailable, "check that PostgreSQL runs"),
+        (psycopg.errors.DeadlockDetected("no"), CatalogUnavailable, "write the same rows all"),
         (psycopg.errors.DiskFull("no"), CatalogUnavailable, "free space on the database server"),
         (psycopg.errors.IoError("no"), CatalogUnavailable, "check that PostgreSQL runs"),
         (psycopg.errors.TooManyConnections("no"), CatalogUnavailable, "run fewer workers"),

@@ -142,7 +142,8 @@ order by 1;
 --
 -- A role or database may have limits that are meant for people. A statement of ours may read the
 -- whole table; a session that is idle may be waiting for the remote. The limit of a transaction that
--- is idle stays: ours never are, unless we hang.
+-- is idle stays: ours never are, unless we hang. Under a stricter isolation each row that another
+-- session has changed meanwhile would be an error.
 --
 -- When our host dies, the claims of its workers last until the server notices. By default that
 -- takes hours. The check of the client while a statement runs is only known to work on Linux.
@@ -151,6 +152,7 @@ from pg_settings s
 join (values
     ('statement_timeout', '0'),
     ('transaction_timeout', '0'),
+    ('default_transaction_isolation', 'read committed'),
     ('idle_session_timeout', '0'),
     ('lock_timeout', '30s'),
     ('tcp_keepalives_idle', '10'),

@@ -304,6 +304,8 @@ def _comparison(seen: Comparison, *, applied: bool, adoption: Adoption, packs: b
         f"{many(seen.agreed, 'row agrees', 'rows agree')} with both",
     ]
     advice = _ADVICE_FOR_PACKS if packs else _ADVICE
+    if adoption is not Adoption.NO:
+        advice = {**advice, Difference.UNMARKED: "the last line says how many are marked now"}
     for what in Difference:
         if count := seen.differences[what]:
             said.append(f"{count:>12,} {what}: {advice[what]}")
