@@ -116,11 +116,15 @@ class _Scan:
                     self._note(entry)
                     continue
                 batch.append(entry)
-                if len(batch) == BATCH_SIZE:
+                if len(batch) == 2 * BATCH_SIZE:
                     self._register(batch)
                     batch = []
             result.directory = directory
             result.directories += 1
+            # As a rule all blobids of some directories, which the catalog compares as a whole.
+            if len(batch) >= BATCH_SIZE:
+                self._register(batch)
+                batch = []
         self._register(batch, finished=True)
         return result
 

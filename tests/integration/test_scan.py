@@ -157,7 +157,7 @@ def test_a_directory_larger_than_a_batch_is_registered_whole(
     for name in names:
         (directory / name).touch()
     with pytest.raises(Interrupted):
-        scan(catalog, Store(root), on_progress=interrupt_after(4))
+        scan(catalog, Store(root), on_progress=interrupt_after(2))
     saved = load_scan(catalog, str(root))
     assert saved is not None
     assert saved.directory is None

@@ -33,6 +33,17 @@ def test_registering_adds_what_is_missing_and_leaves_the_rest(catalog: Connectio
     assert state(catalog)["new"] == (None, False, None, 3)
 
 
+def test_names_that_are_compared_as_a_whole_hide_no_difference(catalog: Connection) -> None:
+    names = [f"{number:064x}" for number in range(5)]
+    add(catalog, *names, size=1)
+    assert missing_blobs(catalog, names[::-1]) == (set(), set())
+    catalog.execute("update blobs set size = null where blobid = %s", [names[2]])
+    assert missing_blobs(catalog, names) == (set(), {names[2]})
+    catalog.execute("update blobs set blobid = %s where blobid = %s", [f"{names[1]}é", names[1]])
+    assert missing_blobs(catalog, names) == ({names[1]}, {names[2]})
+    assert missing_blobs(catalog, names[3:]) == missing_blobs(catalog, []) == (set(), set())
+
+
 def test_registering_while_another_program_inserts(catalog: Connection, catalog_url: str) -> None:
     with (
         session(catalog_url, "other") as other,

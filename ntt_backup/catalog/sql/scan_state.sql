@@ -7,6 +7,13 @@ select found.blobid, blobs.blobid is not null
 from unnest(%(blobids)b::text[]) as found (blobid) left join {blobs} on blobs.blobid = found.blobid
 where blobs.size is null;
 
+-- name: known_digest
+-- The SHA-256 of all blobids from the first to the last that have a size, in the order of bytes. Where
+-- nothing is new, it is that of the store's names: none of them travels, and the index is read once.
+select encode(sha256(convert_to(coalesce(string_agg(blobid, '' order by blobid collate "C"), ''),
+    getdatabaseencoding())), 'hex')
+from {blobs} where blobid >= %(first)s and blobid <= %(last)s and size is not null;
+
 -- name: create_found
 -- Where COPY puts the blobs that a scan found; empty again after each transaction.
 create temporary table if not exists ntt_backup_found (blobid text, size bigint) on commit delete
