@@ -282,35 +282,49 @@ def test_more_equal_files_than_a_file_may_have_links(
 
 
 @contextmanager
-def image(env: Environment, mkfs: str, options: str = "loop") -> Iterator[Path]:
+def image(env: Environment, mkfs: str, mount: str = "mount") -> Iterator[Path]:
     """A file system of 320 MB in an image."""
-    if os.geteuid() != 0 or shutil.which(mkfs.split()[0]) is None:
-        pytest.skip(f"this needs root and {mkfs}")
+    for program in (mkfs.split()[0], mount.split()[0]):
+        if os.geteuid() != 0 or shutil.which(program) is None:
+            pytest.skip(f"this needs root and {program}")
     file, where = env.root / "image", env.root / "mnt"
     file.write_bytes(b"")
     os.truncate(file, 320 << 20)
     where.mkdir()
     call(*mkfs.split(), file)
-    if call("mount", "-o", options, file, where, ok=False).returncode:
-        pytest.skip(f"{mkfs} makes what cannot be mounted here")
+    device = call("losetup", "-f", "--show", file).stdout.decode().strip()
     try:
-        yield where
+        if call(*mount.split(), device, where, ok=False).returncode:
+            pytest.skip(f"{mkfs} makes what cannot be mounted here")
+        try:
+            yield where
+        finally:
+            unmount(where)
     finally:
-        unmount(where)
+        call("losetup", "-d", device)
 
 
 @pytest.mark.long
-def test_names_that_differ_in_case_only_do_not_overwrite_each_other(listed: Environment) -> None:
+@pytest.mark.parametrize(
+    ("mkfs", "mount"),
+    [("mkfs.xfs -q -n version=ci", "mount"), ("mkfs.exfat", "mount.exfat-fuse")],
+)
+def test_names_that_differ_in_case_only_do_not_overwrite_each_other(
+    listed: Environment, mkfs: str, mount: str
+) -> None:
     env = listed
     on_disk(env)
     env.call("run", expect=0)
-    one, two = (blake3(content_of(name)).hexdigest() for name in (b"copy", b"a/b/two words"))
-    lines = [
-        *({**LINE, "blobid": one, "path": path} for path in ("Name", "Dir/x", "alone", "both")),
-        *({**LINE, "blobid": two, "path": path} for path in ("name", "dir/x", "dir/y", "BOTH")),
-    ]
+    lines = []
+    for name, paths in (
+        (b"copy", ("Name", "Dir/x", "alone", "both")),
+        (b"a/b/two words", ("name", "dir/x", "dir/y", "BOTH")),
+    ):
+        content = content_of(name)
+        line = {**LINE, "size": len(content), "blobid": blake3(content).hexdigest()}
+        lines += [{**line, "path": path} for path in paths]
     file = places(env, *sorted(lines, key=lambda line: str(line["blobid"])))
-    with image(env, "mkfs.xfs -q -n version=ci") as where:
+    with image(env, mkfs, mount) as where:
         first = restore(env, "--places", str(file), to="mnt/back", code=7)
         assert counts(first) == (5, 0, 0)
         assert "differs in case only" in first["failures"][0]["detail"]

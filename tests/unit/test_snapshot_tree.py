@@ -449,3 +449,34 @@ def test_what_makes_a_file_mighty_is_set_for_its_owner_alone() -> None:
     assert attributes._mode(entry, owned=False) == 0o755
     plain = Attributes(privileges=False)
     assert plain._wanted(entry, owned=True) == {"user.of": "BB=="}
+
+
+@pytest.mark.parametrize(
+    ("path", "listed"),
+    [
+        ("Dir/Name", True),
+        ("Dir/name", False),
+        ("dir/Name", False),
+        ("Dir/12", True),
+        ("Dir/alone", True),  # Nothing else is found by another spelling: no listing is needed.
+        ("Dir/LONGNA~1", False),
+        ("Dir/cut.", False),
+        ("Dir/\u00e9", False),  # It is listed in its other form.
+    ],
+)
+def test_a_name_that_finds_an_entry_of_another_spelling_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, listed: bool
+) -> None:
+    """As a file system that ignores case has it: each name is found, and one of them is listed."""
+    for above in ("Dir", "dir", "DIR"):
+        (tmp_path / above).mkdir()
+        for name in ("Name", "NAME", "name", "nAME", "12", "alone", "LONGNA~1", "cut.", "\u00e9"):
+            (tmp_path / above / name).touch()
+    names = ["Dir", "Name", "12", "Long name", "cut", "e\u0301"]
+    monkeypatch.setattr(tree, "names_in", lambda fd: names)
+    with closing(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)) as root:
+        below = tree.DestinationTree(root, make=False)
+        above, _, name = path.rpartition("/")
+        below.enter(above)
+        assert below.is_spelled(name) is listed
+        below.close()

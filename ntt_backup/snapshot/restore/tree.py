@@ -177,14 +177,12 @@ def _is_stored(level: Level, name: str) -> bool:
     # A listing takes long. It is needed for names that file systems have in several forms: beyond
     # ASCII, and where FAT cuts their end, or shortens others to them.
     if name.isascii() and "~" not in name and name[-1] not in ". ":
-        try:
-            found, other = (
-                os.stat(one, dir_fd=level.fd, follow_symlinks=False)
-                for one in (name, name.swapcase())
-            )
-        except FileNotFoundError:
+        if (other := name.swapcase()) == name:
             return True
-        if name == name.swapcase() or not os.path.samestat(found, other):
+        # Whether both are the same file does not show: FUSE may number a file by its name.
+        try:
+            os.stat(other, dir_fd=level.fd, follow_symlinks=False)
+        except FileNotFoundError:
             return True
     return name in level.names
 
