@@ -192,6 +192,15 @@ class Progress(Event):
         return ", ".join(["paused", *parts] if self.paused else parts)
 
 
+class BlobsPruned(Event):
+    """`prune --apply` has removed blobs from the target whose files are gone."""
+
+    blobs: Annotated[Count, doc("blobs that were removed")]
+    bytes: Annotated[Count, doc("bytes of these blobs")]
+    exit_code: Annotated[Count, doc("7: something is left to the next call, or damaged")]
+    duration_s: Seconds
+
+
 class Stopping(Event):
     """A signal ends the run; the batches in flight are finished."""
 

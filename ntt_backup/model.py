@@ -35,6 +35,8 @@ class Reason(StrEnum):
     REMOTE_MISSING = "remote-missing"
     REMOTE_CORRUPT = "remote-corrupt"
     REMOTE_UNREADABLE = "remote-unreadable"
+    # Its files are gone, and `prune` removes the blob from the target.
+    PRUNED = "pruned"
 
 
 # A longer path has no room in an index of PostgreSQL, which takes 2,704 bytes.
@@ -57,6 +59,8 @@ class FileReason(StrEnum):
 OF_CHECKS: Final = frozenset(
     {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT, Reason.REMOTE_UNREADABLE}
 )
+# The reasons for which no blob becomes pending again unless somebody asks for that one reason.
+NOT_REQUEUED: Final = OF_CHECKS | {Reason.PRUNED}
 # The reasons that an incomplete store causes. A malformed blobid never had a file.
 OF_THE_STORE: Final = frozenset(
     {

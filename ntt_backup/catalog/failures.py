@@ -14,7 +14,7 @@ from typing import Final
 from ntt_backup.catalog.connection import Connection, fragment, translated
 from ntt_backup.catalog.pending import columns, quick_rows, read_parts, walk_indexes
 from ntt_backup.errors import ConfigError
-from ntt_backup.model import OF_CHECKS, OF_THE_STORE, Reason
+from ntt_backup.model import NOT_REQUEUED, OF_THE_STORE, Reason
 
 # The reason of what another program has marked as failed.
 UNKNOWN: Final = "unknown"
@@ -119,7 +119,7 @@ def iter_damaged(conn: Connection) -> Iterator[str]:
 
 def acknowledge(conn: Connection, target: str, reason: str | None = None) -> int:
     """Notes that the failures of now are known, all or those of one reason; returns how many."""
-    values = {"target": target, "reason": reason, "checks": list(OF_CHECKS)}
+    values = {"target": target, "reason": reason, "checks": list(NOT_REQUEUED)}
     return int(conn.ask("note that failures are known", "acknowledge", **values)[0][0])
 
 

@@ -32,7 +32,7 @@ from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import Connection, configure, fragment, statement, translated
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.formatting import printable
-from ntt_backup.model import Blob, ListedFile
+from ntt_backup.model import Blob, ListedFile, Reason
 
 # A row may become visible so long after it has got its key: that long its transaction lasted.
 _LATE: Final = timedelta(hours=1)
@@ -40,6 +40,7 @@ _LATE: Final = timedelta(hours=1)
 _COUNTED: Final = 100_000
 _PAGE: Final = 2000
 _QUERY_SECONDS: Final = 600
+_TRIES: Final = 3
 # No name of a file is as long.
 _LAST_PATH: Final = b"\xff" * 4097
 # A binary COPY begins and ends with these, and is sent in blocks.
@@ -283,7 +284,9 @@ def register(
         configure(conn, way, "off", local=True)
     conn.rows("number_places", _NUMBERING)
     conn.rows("match_staged", {"others": list(others)})
-    back = conn.execute(statement("come_back"), origin).rowcount
+    returned = conn.rows("come_back", origin)
+    if blobids := [blobid for (blobid,) in returned if blobid is not None]:
+        _send_again(conn, blobids)
     conn.rows("unchanged_again")
     conn.rows("correct_unread")
     conn.rows("note_checksums")
@@ -295,7 +298,7 @@ def register(
         seen = conn.execute(statement("note_seen"), values).rowcount
     new = conn.execute(statement("register_places"), values).rowcount
     after = replace(current, key=key or current.key, seen=current.seen + seen)
-    return after, Registration(rows, new, back, changed, gone)
+    return after, Registration(rows, new, len(returned), changed, gone)
 
 
 def encode_entries(entries: Iterable[WalkedEntry]) -> Iterator[bytes]:
@@ -491,13 +494,37 @@ class UnreadFiles:
 
         def write() -> None:
             if found:
-                ledger.register_blobs(self._conn, [one.blob for one in found])
+                _register(self._conn, [one.blob for one in found])
                 self._conn.rows("record_read", values)
             if failed:
                 self._conn.rows("record_unreadable", bad)
 
         self._conn.in_transaction("register files that were read", write)
         self._past = max([self._past, *(one.id for one in found), *(one.id for one in failed)])
+
+
+def _register(conn: Connection, blobs: Sequence[Blob]) -> None:
+    """Registers the blobs of files, in a transaction that `prune` deletes none of them in."""
+    blobids = sorted({one.blobid for one in blobs})
+    if ledger.register_blobs(conn, blobs) == len(blobids):
+        return
+    for _ in range(_TRIES):
+        held = {blobid for (blobid,) in conn.rows("lock_rows", {"blobids": blobids})}
+        if len(held) == len(blobids):
+            break
+        ledger.register_blobs(conn, [one for one in blobs if one.blobid not in held])
+    _send_again(conn, blobids)
+
+
+def _send_again(conn: Connection, blobids: Sequence[str]) -> None:
+    """Makes blobs pending, which have a file again, on the targets that `prune` removed them from.
+
+    Those that are being removed are left to `prune`.
+    """
+    targets = [target for (target,) in conn.rows("targets")]
+    values = {"targets": targets, "blobids": list(blobids)}
+    for target, some in conn.rows("pruned_before", values, known_at=fragment("known_at")):
+        ledger.requeue(conn, target, str(Reason.PRUNED), some)
 
 
 def places_of(

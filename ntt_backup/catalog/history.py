@@ -30,7 +30,7 @@ from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.ledger import storable
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.config.values import parse_prefixes
-from ntt_backup.errors import ConfigError
+from ntt_backup.errors import ConfigError, LockHeld
 from ntt_backup.model import Part
 
 _NOTE_RUN = "note the run"
@@ -308,6 +308,21 @@ def lock_work(conn: Connection, work: str, target: str) -> bool:
     key = lock_class(f"{work} of {target} {conn.part}".rstrip())
     ((locked,),) = conn.ask(f"lock the {work}", "lock_work", key=key)
     return bool(locked)
+
+
+def require_no_prune(conn: Connection, target: str) -> None:
+    """Keeps `prune` out as long as the session lives: it and what marks blobs must take turns.
+
+    Raises:
+        LockHeld: `prune` removes blobs of the target at this moment.
+    """
+    key = lock_class(f"prune of {target}")
+    ((locked,),) = conn.ask("lock the marks", "share_work", key=key)
+    if not locked:
+        raise LockHeld(
+            f"prune removes blobs of the target {target} at this moment",
+            hint="wait for its end; a dead process holds no lock",
+        )
 
 
 def note_check(

@@ -31,7 +31,7 @@ from ntt_backup.catalog.connection import (
 )
 from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
 from ntt_backup.errors import CatalogRefused
-from ntt_backup.model import OF_CHECKS, Blob, Failure, StoredPack
+from ntt_backup.model import NOT_REQUEUED, OF_CHECKS, Blob, Failure, Reason, StoredPack
 
 _REQUEUE_BATCH: Final = 5000
 # Rows that one statement marks. The connection keeps the memory of the longest one.
@@ -193,12 +193,12 @@ def requeue(
     """Makes failed blobs pending again, all, those of one reason, or these; returns how many.
 
     Committed in batches, so no row is locked for long; interrupted, it can be called again. Without
-    a reason this includes blobs that some other program marked as failed. Why a check made a blob
-    pending stays known.
+    a reason this includes blobs that some other program marked as failed, and not those that
+    `prune` has removed. Why a check made a blob pending stays known.
     """
     requeued = 0
     values: dict[str, Any] = {"target": target, "reason": reason, "limit": _REQUEUE_BATCH}
-    values["checks"] = list(OF_CHECKS)
+    values["checks"] = list(OF_CHECKS if reason == Reason.PRUNED else NOT_REQUEUED)
     values["blobids"] = blobids if blobids is None else list(blobids)
     with translated("requeue failed blobs"):
         parts = {**read_parts(conn, target), "counted": fragment("counted")}

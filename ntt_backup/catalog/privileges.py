@@ -27,8 +27,16 @@ _RUN: Final = (
     "select insert dumps",
 )
 _ADOPTED: Final = (*_CHECKED, "update .size", "delete failures")
+_PRUNED: Final = (
+    "update .copied .copy_failed",
+    "delete of_blobs",
+    "select insert update delete failures",
+    "select update places",
+    "select origins",
+    "temporary database",
+)
 # What each command does besides: verbs, then our own tables, or columns of `blobs` with a dot (a
-# target's by their last words).
+# target's by their last words; of_blobs is the table as a whole).
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check": (),
     "run --dry-run": (),
@@ -72,6 +80,8 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
         "temporary database",
     ),
     "reading of files by path": ("select places",),
+    "prune": _PRUNED,
+    "prune of packs": (*_PRUNED, "select insert update delete packs"),
     # Beside the work of commands: granted with the rest, and none is refused for it.
     "the history of checks": ("select checks",),
     "the identity of the target": ("select targets",),
@@ -119,7 +129,7 @@ def needs(command: str) -> list[tuple[str, str, str]]:
         verbs = [word for word in words if word in _VERBS]
         for name in words[len(verbs) :]:
             kind = "column" if name.startswith(".") else "table"
-            kind = "database" if name == "database" else kind
+            kind = name if name in ("database", "of_blobs") else kind
             found += [(kind, verb, name.lstrip(".")) for verb in verbs]
     return found
 
@@ -129,6 +139,8 @@ def writes(command: str) -> bool:
     return any(verb != "select" for _, verb, _ in needs(command))
 
 
+# All but what the owner of `blobs` may do, and whoever the owner lets.
+EVERY_DAY: Final = tuple(command for command in NEEDS if not command.startswith("prune"))
 # What a role does that looks at figures.
 MONITORING: Final = tuple(command for command in NEEDS if not writes(command))
 
@@ -157,7 +169,12 @@ def lacking(
     }
     found: dict[tuple[str, str], list[str]] = {}
     for kind, verb, name in conn.rows("lacking", values, role=role_sql(role)):
-        on = {"column": "blobs", "table": f"ntt_backup.{name}", "schema": "schema ntt_backup"}
+        on = {
+            "column": "blobs",
+            "of_blobs": "blobs",
+            "table": f"ntt_backup.{name}",
+            "schema": "schema ntt_backup",
+        }
         columns = found.setdefault((verb, on.get(kind, "the database")), [])
         columns += [name] if kind == "column" else []
     return [Lack(verb, on, tuple(columns)) for (verb, on), columns in found.items()]

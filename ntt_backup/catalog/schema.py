@@ -235,7 +235,7 @@ class _Planner:
     def plan(self, monitors: Iterable[str], *, notify: bool) -> Plan:
         role = self._role
         steps = [*self._own_steps, *self._columns(), *self._index(), *self._access(role)]
-        steps += self._grants(role, tuple(privileges.NEEDS), "back up", dump=True)
+        steps += self._grants(role, privileges.EVERY_DAY, "back up", dump=True)
         for name in monitors:
             steps += self._access(name)
             steps += self._grants(name, privileges.MONITORING, "look at figures")
@@ -515,7 +515,9 @@ def init_db(
 
 
 def _not_yet(conn: Connection, target: str) -> list[str]:
-    lacks = {command: privileges.lacking(conn, target, [command]) for command in privileges.NEEDS}
+    lacks = {
+        command: privileges.lacking(conn, target, [command]) for command in privileges.EVERY_DAY
+    }
     unread = [f"{schema}.{name}" for schema, name in privileges.unreadable(conn)]
     lacks["dump"] += [privileges.Lack("select", name) for name in unread[:_SHOWN]]
     return [

@@ -156,7 +156,9 @@ def verify_rights(conn: Connection, target: str, command: str) -> None:
             raise CatalogRefused(
                 f"{conn.info.user} may not do what `{command}` does",
                 detail=f"it lacks {', '.join(map(str, lacks))}",
-                hint=PRINT_SQL,
+                hint=PRINT_SQL
+                if command in privileges.EVERY_DAY
+                else f"let who owns blobs grant that to {conn.info.user}",
             )
         if privileges.writes(command):
             privileges.require_writing(conn)

@@ -28,6 +28,7 @@ SECTIONS: Final = {
         "verify": "Check the blobs on the remote by their hashes.",
         "drill": "Prove that everything can be restored.",
         "protect": "Renew the object locks of everything in a bucket.",
+        "prune": "Remove blobs from a target whose files are gone.",
         "dump": "Dump the catalog to the remote, and remove old dumps.",
         "dumps": "List dumps of the catalog on the remote; remove, pin or fetch them.",
         "snapshot": "Keep versions of files that change in place, and restore them.",
@@ -173,6 +174,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "pack blobs.tar --check",
     ),
     "pause": ("pause", "--target offsite pause --json", "--target all pause"),
+    "prune": ("prune --gone-for 90d", "prune --gone-for 90d --apply"),
     "reconcile": ("reconcile", "reconcile --out differences --apply"),
     "requeue": ("requeue", "requeue --reason missing", "requeue 3f0a17"),
     "restore": (

@@ -48,6 +48,7 @@ _EXPLANATIONS: Final = {
     "dump": explain_root,
     "snapshot": explain_root,
     "packs": explain_batch,
+    "prune": explain_batch,
 }
 
 

@@ -136,6 +136,8 @@ class FileStoreByReceiver(ReceiverConnection):
         with self.checked():
             if area.word not in self.banner.allowed:
                 message = f"the key leads to a forced command, which takes no {area.files}"
+                if area.word == "prune":
+                    message = f"the key leads to a forced command, which removes no {area.files}"
                 raise self.refusal(area.denied, message, area.word, OLD + area.instead)
             self.ready = self.hello(files=area.name)
             self.require_identity()

@@ -258,8 +258,8 @@ class FileStoreBySftp:
         trial.discard()
 
     def remove(self, names: Sequence[str]) -> int:
-        if self.area.name == PACKS and not all(map(is_trial, names)):
-            raise RemoteDenied("no pack is ever removed", detail=", ".join(names)[:200])
+        if self.area.name == PACKS and not (self.area.replace or all(map(is_trial, names))):
+            raise RemoteDenied("a run removes no packs", detail=", ".join(names)[:200])
         removed = 0
         for name, path in [(name, self._path(name)) for name in names]:
             with self.storing(path), suppress(FileNotFoundError):

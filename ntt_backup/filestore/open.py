@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 from ntt_backup.blobdir.descriptors import Misplaced
 from ntt_backup.config import RemoteConfig, RemoteSettings
@@ -41,6 +41,7 @@ class _WithIdentity(Protocol):
 
 
 S = TypeVar("S", bound=_WithIdentity)
+_NEVER_THERE: Final = f"{stored_names.PACKS}/trial-never-there"
 
 PACK_AREA: Final = Area(
     name=stored_names.PACKS,
@@ -49,6 +50,11 @@ PACK_AREA: Final = Area(
     files="packs",
     most=10_000_000,
     replace=False,
+)
+# The same to whoever removes packs, and the blobs that are plain files.
+_PRUNED_PACKS: Final = PACK_AREA._replace(word="prune", replace=True)
+_PRUNED_BLOBS: Final = Area(
+    name=stored_names.BY_HASH, word="prune", file="a blob", files="blobs", most=0
 )
 
 
@@ -102,6 +108,23 @@ def open_packs(settings: RemoteConfig, fetch: SharedPace | None = None) -> Share
 
     spec = SessionSpec.of(settings, f"packs-{os.getpid()}", "packs")
     return connect_packs(replace(spec, fetch=fetch))
+
+
+def open_to_prune(settings: RemoteConfig) -> PackTarget:
+    """Returns the store of a target's packs, or of its plain blobs, which can only be removed.
+
+    Raises as `open_store` does; RemoteDenied also where the target is append-only, as far as it
+    tells that before anything is removed.
+    """
+    store = _of_settings(settings, _PRUNED_PACKS if settings.remote.packs else _PRUNED_BLOBS)
+    target = cast("PackTarget", store)
+    try:
+        # To remove what is not there needs the same rights, and changes nothing.
+        store.remove([_NEVER_THERE] if settings.remote.kind == "s3" else [])
+    except BaseException:
+        target.close()
+        raise
+    return target
 
 
 def connect_packs(spec: SessionSpec) -> FileStoreByReceiver | FileStoreBySftp:

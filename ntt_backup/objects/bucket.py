@@ -270,7 +270,7 @@ class Bucket(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Removes an object: a dump or a snapshot past its retention, never a pack or a blob. One
+        """Removes an object: a dump or a snapshot past its retention, or what `prune` removes. One
         that is gone is no error. Raises RemoteDenied where the bucket is append-only.
         """
         ...

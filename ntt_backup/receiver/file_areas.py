@@ -201,6 +201,8 @@ class FileArea:
 
     # How many directories there may be in each level of directories above the files.
     levels: Sequence[int] = ()
+    # Whether files are removed durably, and directories that are empty then.
+    tidy = True
 
     @property
     def base(self) -> int:
@@ -233,12 +235,12 @@ class FileArea:
         if sum(map(is_pin, beside)) >= MAX_PINS:
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), self.called)
 
-    def removable(self, names: Iterable[str], replace: bool) -> list[str]:
+    def removable(self, names: Iterable[str], allow: frozenset[str]) -> list[str]:
         """Returns those of the names that the client may remove, in their order. Raises Refusal.
 
         Args:
             names: What the client asks to remove.
-            replace: Whether `--allow` lists replace.
+            allow: The words of `--allow`.
         """
         raise NotImplementedError
 
@@ -326,24 +328,26 @@ class FileArea:
         for fd in dict.fromkeys((*reversed(parents), self.root)):
             sync_directory(fd)
 
-    def remove(self, names: Iterable[str], replace: bool) -> int:
+    def remove(self, names: Iterable[str], allow: frozenset[str]) -> int:
         """Removes files, each durably before the next one, and directories that are empty then.
 
         Args:
             names: The files, in this order. One that does not exist is ignored.
-            replace: Whether `--allow` lists replace.
+            allow: The words of `--allow`.
 
         Returns:
             How many files were removed.
         """
         self._close_files()
         count = 0
-        for name in self.removable(names, replace):
+        for name in self.removable(names, allow):
             *above, file = name.split("/")
             with contextlib.suppress(FileNotFoundError), self._parents(name) as parents:
                 os.unlink(file, dir_fd=parents[-1])
-                sync_directory(parents[-1])
                 count += 1
+                if not self.tidy:
+                    continue
+                sync_directory(parents[-1])
                 with contextlib.suppress(OSError):
                     for fd, directory in zip(parents[-2::-1], reversed(above)):
                         os.rmdir(directory, dir_fd=fd)
@@ -418,9 +422,8 @@ class SnapshotArea(FileArea):
             manifest = f"{above}/manifest"
             self.require_pin(size, f"{above}/", {manifest, manifest + SEALED})
 
-    def removable(self, names: Iterable[str], replace: bool) -> list[str]:
-        if not replace:
-            raise Refusal("refused", "this receiver's --allow does not list replace")
+    def removable(self, names: Iterable[str], allow: frozenset[str]) -> list[str]:
+        _require_words(allow, "replace")
         return list(names)
 
 
@@ -454,7 +457,7 @@ class DumpArea(FileArea):
         if not name.endswith(SEALED) and said != (size, digest.hex()):
             raise ProtocolError("the record of another dump")
 
-    def removable(self, names: Iterable[str], replace: bool) -> list[str]:
+    def removable(self, names: Iterable[str], allow: frozenset[str]) -> list[str]:
         """Returns the names of dumps that have a record, but those that must stay; see the module.
         Pins are removed with `replace` alone.
 
@@ -464,6 +467,7 @@ class DumpArea(FileArea):
         So the dump that was the newest yesterday cannot be removed today, whatever came after it.
         Records that cannot be read belong to somebody else.
         """
+        replace = "replace" in allow
         found = {one.name: one for one in self.found()}
         dumps = [name[: -len(RECORD)] for name in found if name.endswith(RECORD)]
         records = {}
@@ -534,7 +538,8 @@ class DumpArea(FileArea):
 
 class PackArea(FileArea):
     """`packs`, `blobs` and `format.json` below the root have blobs in packs. A client adds files,
-    and removes what a check has stored, and nothing else, whatever `--allow` lists.
+    and removes what a check has stored; packs and large blobs only where `--allow` lists prune and
+    replace, and the marker never.
     """
 
     called = stored_names.PACKS
@@ -554,14 +559,42 @@ class PackArea(FileArea):
         if sum(map(stored_names.is_trial, beside)) >= MAX_TRIALS:
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), self.called)
 
-    def removable(self, names: Iterable[str], replace: bool) -> list[str]:
+    def removable(self, names: Iterable[str], allow: frozenset[str]) -> list[str]:
         asked = list(names)
+        if FORMAT in asked:
+            raise Refusal("refused", "a receiver never removes the marker of the packs")
         if not all(map(stored_names.is_trial, asked)):
-            raise Refusal("refused", "a receiver removes no packs")
+            _require_words(allow, "prune", "replace")
         return asked
 
 
-AREAS: dict[str, type[FileArea]] = {one.called: one for one in (SnapshotArea, DumpArea, PackArea)}
+class BlobArea(FileArea):
+    """`by-hash` has the blobs that are plain files, which a client can remove, and nothing else.
+
+    Their directories stay: a session that writes may have them open. What a power cut brings back
+    is a blob that no catalog has marked.
+    """
+
+    called = stored_names.BY_HASH
+    word = "prune"
+    levels = (256, 256)
+    tidy = False
+
+    def removable(self, names: Iterable[str], allow: frozenset[str]) -> list[str]:
+        _require_words(allow, "prune", "replace")
+        return list(names)
+
+
+AREAS: dict[str, type[FileArea]] = {
+    one.called: one for one in (SnapshotArea, DumpArea, PackArea, BlobArea)
+}
+
+
+def _require_words(allow: frozenset[str], *words: str) -> None:
+    """Raises Refusal where `--allow` lacks a word."""
+    for word in words:
+        if word not in allow:
+            raise Refusal("refused", f"this receiver's --allow does not list {word}")
 
 
 def _require_time(name: str, begun: datetime) -> None:

@@ -42,6 +42,8 @@ class FileSession(QuestionSession):
         self._stopped = False
 
     def handlers(self) -> dict[int, Callable[[memoryview], None]]:
+        if not self._area.tidy:
+            return {messages.REMOVE: self._remove}
         return {
             messages.FILES: self._list,
             messages.FILE_DATA: self._receive,
@@ -171,8 +173,8 @@ class FileSession(QuestionSession):
 
     def _remove(self, payload: memoryview) -> None:
         names = messages.REMOVE.read(payload, self._area.called)
-        replace = "replace" in self.terms.allow
-        self.frames = self._aside(lambda: messages.DONE.frame(self._area.remove(names, replace)))
+        allow = self.terms.allow
+        self.frames = self._aside(lambda: messages.DONE.frame(self._area.remove(names, allow)))
 
     def _refused(self) -> contextlib.AbstractContextManager[None]:
         """Raises Refusal for errors of the system; see `workspace.refused`."""

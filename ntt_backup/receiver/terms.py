@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ntt_backup.receiver.codec import Decompress
     from ntt_backup.receiver.hashing import NewHasher
 
-ALLOWED = ("put", "list", "verify", "get", "replace", "dump", "snapshot", "packs")
+ALLOWED = ("put", "list", "verify", "get", "replace", "dump", "snapshot", "packs", "prune")
 REQUIRED = ("blake3", "sha256")
 
 

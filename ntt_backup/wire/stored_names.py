@@ -18,6 +18,8 @@ The names in the area `packs`, which has blobs in packs, are relative to the roo
 - `blobs/<aa>/<bb>/<blobid>`: a large blob that is in no pack;
 - `packs/trial-<name>`: a file that a check stores and removes.
 
+The area `by-hash` has the blobs that are plain files, `<aa>/<bb>/<blobid>`, to be removed alone.
+
 A sealed file has `.age` behind its name. Records and pins are never sealed.
 """
 
@@ -32,6 +34,7 @@ from ntt_backup.wire.framing import FORMAT
 SNAPSHOTS = "snapshots"
 DUMPS = "pgdump"
 PACKS = "packs"
+BY_HASH = "by-hash"
 SEALED = ".age"
 RECORD = ".json"
 PLACES = ".places.jsonl.zst"
@@ -51,7 +54,7 @@ _PINNED = re.compile(rf"(.+)[/.]{_PIN}")
 _DUMP = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{8}\.dump", re.ASCII)
 
 _PACK = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{32})\.(tar|tar\.age)")
-_BLOB = re.compile(r"blobs/([0-9a-f]{2})/([0-9a-f]{2})/\1\2[0-9a-f]{60}")
+_BLOB = re.compile(r"(?:blobs/)?([0-9a-f]{2})/([0-9a-f]{2})/\1\2[0-9a-f]{60}")
 _TRIAL = re.compile(r"packs/trial-[0-9a-z-]{1,64}")
 _PACK_DIRECTORY = re.compile(r"packs/(([0-9a-f]{2}|wide)/)?|blobs/([0-9a-f]{2}/([0-9a-f]{2}/)?)?")
 
@@ -161,7 +164,7 @@ def is_trial(name: str) -> bool:
 
 def is_large_blob(name: str) -> bool:
     """Returns whether a file in `packs` is a large blob that is in no pack."""
-    return _BLOB.fullmatch(name) is not None
+    return name.startswith("blobs/") and _BLOB.fullmatch(name) is not None
 
 
 def _is_in_packs(name: str) -> bool:
@@ -179,6 +182,9 @@ def require_name(area: str, name: str) -> str:
     elif area == PACKS:
         if not _is_in_packs(name):
             raise ValueError(f"{name!r} is no file of packs")
+    elif area == BY_HASH:
+        if name.startswith("blobs/") or not _BLOB.fullmatch(name):
+            raise ValueError(f"{name!r} is no blob")
     else:
         dump_of(name)
     return name

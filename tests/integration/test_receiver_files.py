@@ -350,7 +350,7 @@ def test_a_version_that_goes_meanwhile_hides_no_other(root: Path) -> None:
         found = area.found("db/")
         first = next(found)
 
-        assert other.remove([names[1]], replace=True) == 1
+        assert other.remove([names[1]], frozenset({"replace"})) == 1
 
         assert [(one.name, one.size) for one in (first, *found)] == [(names[0], 0), (names[2], 0)]
         area.close()
@@ -368,7 +368,7 @@ def test_few_files_stay_open_and_none_after_the_session(root: Path) -> None:
         opened = {area.open(name) for name in names}
         assert len(opened) < len(names)  # Some got the number of one that was closed.
         assert len(os.listdir("/proc/self/fd")) <= before + 17
-        area.remove(names[:1], replace=True)
+        area.remove(names[:1], frozenset({"replace"}))
         assert len(os.listdir("/proc/self/fd")) <= before + 1
         area.open(names[1])
         area.close()

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from ntt_backup.blobdir.layout import marker_text, read_marker
+from ntt_backup.blobdir.layout import marker_text, read_marker, relative_path
 from ntt_backup.filestore import by_directory
 from ntt_backup.filestore import open as open_stores
 from ntt_backup.filestore.by_directory import FileStoreByDirectory
@@ -26,7 +26,7 @@ from ntt_backup.receiver import b3sum, dispatcher, file_areas, file_session, gro
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import framing, messages
 from ntt_backup.wire.framing import FORMAT, IDENTITY
-from ntt_backup.wire.stored_names import DUMPS, MAX_RECORD, PACKS, SNAPSHOTS, STAMP
+from ntt_backup.wire.stored_names import BY_HASH, DUMPS, MAX_RECORD, PACKS, SNAPSHOTS, STAMP
 from tests.helpers.receivers import (
     BYE,
     PLACE,
@@ -176,7 +176,7 @@ def test_each_right_is_asked_for(root: Path, checking: str, hashed: str) -> None
             for frame in (client.batch(1, [b"good"]), PLACE, *asked, a_file(EVIL, others)):
                 assert client.say(frame, files=area).error == expected
             assert client.say(files=area, reading=1).error == "protocol"
-        for no_area in ("by-hash", "..", "pgdump/", 1):
+        for no_area in ("blobs", "..", "pgdump/", 1):
             assert client.say(BYE, files=no_area).error == "protocol"
         assert everything(root) == before
 
@@ -578,8 +578,10 @@ def test_files_of_packs_have_names_of_few_forms_and_lead_nowhere(root: Path) -> 
     assert everything(root) == before
 
 
-@stops("REMOVE, or another content, for a pack, a large blob or the marker")
-@pytest.mark.parametrize("allow", [["packs"], ["packs", "get", "put", "replace"], ALLOWED])
+@stops("REMOVE for a blob or a pack, or another content for it; REMOVE for the marker")
+@pytest.mark.parametrize(
+    "allow", [["packs"], ["packs", "prune"], [one for one in ALLOWED if one != "prune"]]
+)
 def test_nothing_of_packs_is_removed_or_replaced(root: Path, allow: Sequence[str]) -> None:
     client = ScriptedSession(root, allow)
 
@@ -597,6 +599,59 @@ def test_nothing_of_packs_is_removed_or_replaced(root: Path, allow: Sequence[str
     assert everything(root) == before
     assert say(messages.REMOVE.frame([TRIAL])).error == ""
     assert not (root / TRIAL).exists()
+
+
+@pytest.mark.parametrize("allow", [["prune"], ["replace", "put"], ["prune", "replace"], ALLOWED])
+def test_blobs_are_removed_with_a_right_of_their_own(root: Path, allow: Sequence[str]) -> None:
+    digests = [digest_of(one) for one in (b"one", b"two", b"three")]
+    for digest, content in zip(digests, (b"one", b"two", b"three"), strict=True):
+        put(root, digest, content)
+    outside = root / "outside"
+    outside.write_bytes(b"outside")
+    link = place_of(root, digests[2])
+    link.unlink()
+    link.symlink_to(outside)
+    names = [relative_path(digest.hex()) for digest in digests]
+    client, before = ScriptedSession(root, allow), everything(root)
+
+    def say(*said: bytes) -> ScriptedSession:
+        return client.say(*said, files=BY_HASH)
+
+    may = {"prune", "replace"} <= set(allow)
+    for wrong in ("outside", f"../{names[0]}", f"by-hash/{names[0]}", f"blobs/{names[0]}", FORMAT):
+        assert say(messages.REMOVE.frame([wrong])).error == (
+            "protocol" if "prune" in allow else "refused"
+        )
+    for other in (
+        messages.FILES.frame(""),
+        messages.READ.frame(0, 9, names[0]),
+        messages.PROVE.frame(messages.SHA256, names[0]),
+        messages.FILE_DATA.frame(0, b"evil"),
+        client.batch(1, [b"good"]),
+        PLACE,
+    ):
+        assert say(other).error in ("refused", "protocol")
+    assert everything(root) == before
+    say(messages.REMOVE.frame([names[0], relative_path("0" * 64), names[2]]))
+    assert client.error == ("" if may else "refused")
+    assert place_of(root, digests[0]).exists() == (not may)
+    assert link.is_symlink() == (not may)
+    assert outside.read_bytes() == b"outside"
+    assert place_of(root, digests[1]).read_bytes() == b"two"
+    packs = ScriptedSession(root, [*allow, "packs"])
+    assert (
+        packs._files(PACKS, *(a_file(b"good", name) for name in (PACK, LARGE_BLOB, FORMAT))).error
+        == ""
+    )
+    assert packs._files(PACKS, messages.REMOVE.frame([PACK, FORMAT])).error == "refused"
+    assert packs._files(PACKS, messages.REMOVE.frame([PACK, LARGE_BLOB])).error == (
+        "" if may else "refused"
+    )
+    assert [(root / name).exists() for name in (PACK, LARGE_BLOB, FORMAT)] == [
+        not may,
+        not may,
+        True,
+    ]
 
 
 @stops("a marker, or files of checks, that are large or many")

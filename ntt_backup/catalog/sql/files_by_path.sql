@@ -36,10 +36,11 @@ order by staged.path, staged.nth desc;
 
 -- name: come_back
 -- Notes that places that were gone are there again, and takes over those of origins that are no longer
--- used. What was never read is tried again.
+-- used. What was never read is tried again. Returns their blobs.
 update ntt_backup.places as p
 set gone_at = null, origin = %(origin)s, failed = case when m.is_read then p.failed end, wait_until = null
-from ntt_backup_matched as m where p.id = m.id and (m.was_gone or p.origin <> %(origin)s);
+from ntt_backup_matched as m where p.id = m.id and (m.was_gone or p.origin <> %(origin)s)
+returning p.blobid;
 
 -- name: unchanged_again
 -- Forgets that files were changed that are as they were when they were read.

@@ -115,6 +115,10 @@ order by ended_at desc, command;
 -- An advisory lock of this session, if no other session has it. Ranges have other second keys.
 select pg_try_advisory_lock(%(key)s, -1);
 
+-- name: share_work
+-- The same lock, which several sessions may hold as long as none has it alone.
+select pg_try_advisory_lock_shared(%(key)s, -1);
+
 -- name: recent_runs
 -- The target's last runs, the newest first.
 select run_id, target, host, pid, strategy, workers, started_at, updated_at, ended_at, outcome,

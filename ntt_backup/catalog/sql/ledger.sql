@@ -129,6 +129,10 @@ with locked as materialized (
     select blobid from {blobs}
     where {uncopied} and {copy_failed} and (%(past)s::text is null or blobid > %(past)s)
         and case when %(blobids)b::text[] is null then {mine} else blobid = any(%(blobids)b) end
+        and not exists (
+            select from ntt_backup.failures f
+            where f.target = %(target)s and f.blobid = blobs.blobid and f.reason = 'pruned'
+        )
     order by blobid limit %(limit)s
     for no key update
 ), marked as (

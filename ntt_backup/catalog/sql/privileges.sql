@@ -9,6 +9,7 @@ from unnest(%(kinds)s::text[], %(privileges)s::text[], %(names)s::text[]) with o
     as wanted (kind, privilege, name, nth)
 left join pg_class c on c.oid = case wanted.kind
     when 'column' then coalesce(%(table)s::oid, to_regclass({blobs_name}))
+    when 'of_blobs' then coalesce(%(table)s::oid, to_regclass({blobs_name}))
     when 'table' then (
         select oid from pg_class
         where relnamespace = to_regnamespace('ntt_backup') and relname = wanted.name

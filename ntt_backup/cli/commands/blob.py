@@ -24,7 +24,7 @@ from ntt_backup.catalog.failures import (
     ledger_of,
 )
 from ntt_backup.catalog.files_by_path import iter_failed_files, places_of, requeue_files, shown_path
-from ntt_backup.catalog.history import parts_of_others
+from ntt_backup.catalog.history import parts_of_others, require_no_prune
 from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, open_catalog
 from ntt_backup.cli.options import IDENTITY, JSON, JSON_LINES, TIME, flag, value
@@ -50,6 +50,8 @@ ADVICE: Final[Mapping[str, str]] = {
     Reason.WRONG_SIZE: "replace the file if it was cut, or correct the size in the catalog",
     Reason.CORRUPT_SOURCE: "`ntt-backup-remote heal` replaces the file, whose content is not its"
     " name's, from a target",
+    Reason.PRUNED: "its files are gone: `ntt-backup-remote prune` has removed it, or goes on to do"
+    " that where it was interrupted; --reason pruned has it sent again",
     Reason.REMOTE_REJECTED: "look at what stands at the blob's path on the remote",
     UNKNOWN: "another program marked the blob as failed; after requeue a run says why it fails",
 }
@@ -127,12 +129,15 @@ def _line(one: FailedBlob) -> str:
 def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> None:
     """Make failed blobs pending again. The next run sends them.
 
-    Without BLOBID, all failed blobs become pending. The first digits of each BLOBID are enough.
+    Without BLOBID, all failed blobs become pending, but for those that `prune` has removed. The
+    first digits of each BLOBID are enough.
     """
     if blobids and reason is not None:
         raise click.UsageError("give blobs, or --reason")
     settings = common.load(CatalogConfig)
     with open_catalog(settings, "requeue") as conn:
+        if reason == Reason.PRUNED:
+            require_no_prune(conn, settings.target)
         names = {find_blob(conn, one) for one in blobids}
         count = ledger.requeue(conn, settings.target, reason, sorted(names) if names else None)
         files = requeue_files(conn, reason) if settings.by_path and not names else 0

@@ -18,6 +18,7 @@ from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, veri
 from ntt_backup.audit.verify_packs import verify_packs
 from ntt_backup.blobdir.walk import Stray
 from ntt_backup.catalog.files_by_path import Registration
+from ntt_backup.catalog.history import require_no_prune
 from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, NamedFile, open_catalog, writing
 from ntt_backup.cli.options import IDENTITY, JSON, PART, PATH, RESULT, SIZE, TIME, flag, value
@@ -265,6 +266,8 @@ def reconcile(
         conn = stack.enter_context(
             open_catalog(settings, f"reconcile{option}", application="reconcile")
         )
+        if apply or adopt:
+            require_no_prune(conn, settings.target)
         seen = compare(
             conn,
             settings,
