@@ -61,6 +61,7 @@ from ntt_backup.process.spawn import Child, start, wait_for, write
 # More than pg_restore needs to see that there is more to come: a dump ends within its last table.
 _HELD: Final = 64 * 1024
 _TOO_NEW: Final = "unsupported version"
+_TOO_OLD_SERVER: Final = "unrecognized configuration parameter"
 _DENIED: Final = re.compile(r"permission denied|must be superuser|must be owner")
 _WAIT_SECONDS: Final = 1.0
 _TOLD: Final = 10  # Of dumps that nobody vouches for.
@@ -506,6 +507,13 @@ def _failed(child: Child, pg_restore: Path, record: DumpRecord) -> DumpFailed:
             f"{pg_restore} is too old for this dump",
             detail=f"pg_dump {record.program} made it; {said}",
             hint=f"apt-get install postgresql-client-{made}, or set dump.bin (NTT_PG_BIN)",
+        )
+    if _TOO_OLD_SERVER in said:
+        return DumpFailed(
+            f"{pg_restore} is too new for this server, and the database is as it was",
+            detail=said,
+            hint="set dump.bin (NTT_PG_BIN) to the programs of the server's version; a dump that"
+            " these cannot read needs a server as new as the pg_dump that made it",
         )
     hint = "pg_restore has to be as new as the server, and the database empty"
     if _DENIED.search(said):

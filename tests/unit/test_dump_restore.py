@@ -557,6 +557,12 @@ def test_the_end_of_a_dump_is_held_back_until_it_is_proved(monkeypatch: pytest.M
         ("permission denied for x", "16.4", "pg_restore failed", "--allow-superuser"),
         ("must be superuser", "16.4", "pg_restore failed", "--allow-superuser"),
         ("disk full", "16.4", "pg_restore failed", "has to be as new as the server"),
+        (
+            'unrecognized configuration parameter "transaction_timeout"',
+            "18.1",
+            "too new for this server",
+            "programs of the server's version",
+        ),
     ],
 )
 def test_what_pg_restore_stumbles_over_is_told_at_the_end(
