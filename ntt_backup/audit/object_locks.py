@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 
 from ntt_backup.config import CatalogConfig, RemoteConfig
 from ntt_backup.errors import ConfigError, RemoteDenied
-from ntt_backup.objects.bucket import Bucket, ObjectInfo, ObjectMissing
+from ntt_backup.objects.bucket import Bucket, ObjectMissing
 from ntt_backup.pack.names import BLOBS, PACKS, TRIALS
 from ntt_backup.process.durable import write_durably
 from ntt_backup.wire.framing import FORMAT
@@ -159,7 +159,8 @@ def look_at_lock(settings: RemoteConfig, bucket: Bucket) -> TargetLock | None:
         return before
     if before is not None and abs(before.marker_until - info.locked_until) <= _SAME:
         return before
-    found = _of_marker(settings.remote.url, info, info.locked_until)
+    until, since = info.locked_until, min(info.modified or datetime.now(UTC), info.locked_until)
+    found = TargetLock(settings.remote.url, since, until, until)
     _note(settings, found)
     return found
 
@@ -171,11 +172,6 @@ def known_lock(settings: CatalogConfig) -> TargetLock | None:
         if settings.remote is not None and found.url == settings.remote.url:
             return found
     return None
-
-
-def _of_marker(url: str, info: ObjectInfo, until: datetime) -> TargetLock:
-    since = info.modified or datetime.now(UTC)
-    return TargetLock(url, min(since, until), until, until)
 
 
 def _keys(bucket: Bucket) -> Iterator[str]:

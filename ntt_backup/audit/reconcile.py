@@ -407,7 +407,8 @@ class _Work:
         before = self.told
         # The store's size was checked when the blob was sent; the catalog's is second best.
         expected = local if local is not None or row is None else row.size
-        packs = isinstance(self.names, PackNames)
+        names = self.names
+        packs = isinstance(names, PackNames)
         # Somebody else's pack may say any size: one place that fits is enough.
         remote = expected if expected in sizes else next(iter(sizes), None)
         self.seen.on_remote += remote is not None
@@ -424,7 +425,7 @@ class _Work:
         if row.copied:
             if remote is None and blobid.startswith(tuple(self.unreadable)):
                 self.tell(Difference.UNREADABLE, blobid, "its remote directory is unreadable")
-            elif remote is None and self._is_hidden(blobid):
+            elif remote is None and isinstance(names, PackNames) and names.hides(blobid):
                 said = "it may be in a pack that is sealed for other identities"
                 self.tell(Difference.UNREADABLE, blobid, said)
             elif remote is None:
@@ -443,9 +444,6 @@ class _Work:
             elif not row.failed and (expected == remote or (packs and expected is None)):
                 self._find(Blob(blobid, remote))
         self.seen.agreed += self.told == before
-
-    def _is_hidden(self, blobid: str) -> bool:
-        return isinstance(self.names, PackNames) and self.names.hides(blobid)
 
     def tell(self, what: Difference, name: str, remark: str) -> None:
         """Reports a difference."""

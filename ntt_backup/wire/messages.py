@@ -293,7 +293,7 @@ def _blob_end(status: int, why: str) -> tuple[int, str]:
 
 
 def _not_given(digest: bytes, verdict: int, why: str) -> tuple[bytes, int, str]:
-    if not _is_bad(verdict):
+    if not MISSING <= verdict <= UNREADABLE:
         raise ProtocolError("an unknown verdict")
     return digest, verdict, why
 
@@ -316,10 +316,6 @@ def _file_said(status: int, why: str) -> tuple[int, str]:
     if status > UNREADABLE:
         raise ProtocolError("an unknown answer about a file")
     return status, why
-
-
-def _is_bad(verdict: int) -> bool:
-    return MISSING <= verdict <= UNREADABLE
 
 
 # --- the table
