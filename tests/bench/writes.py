@@ -102,7 +102,7 @@ def play(work: Path, postgres: Postgres, layout: str, options: argparse.Namespac
             raise RuntimeError("not everything was copied")
     finally:
         disk.stop()
-    log = Log(disk)
+    log = Log(disk.logged)
     return [
         cost(log.records[log.until(begin) : log.until(end)], options.size << 30)
         for begin, end in pairwise(marks)

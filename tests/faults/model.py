@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class Model:
         return [
             *self._remote(environment),
             *self._ledger(environment),
-            *self._dumps(environment),
+            *wrong_dumps(environment.dumps()),
             *self._log(environment),
             *_ending(status, output),
             *(self._pending(environment, known) if status in _FINISHED else ()),
@@ -72,7 +73,7 @@ class Model:
             found.append(f"{len(failed)} blobs are failed: {sorted(set(failed.values()))}")
         if litter := environment.litter():
             found.append(f"there is litter: {litter}")
-        return [*found, *self._dumps(environment)]
+        return [*found, *wrong_dumps(environment.dumps())]
 
     def _remote(self, environment: FaultEnvironment) -> list[str]:
         """Whatever has a name is whole and right, and what had one still has it."""
@@ -112,23 +113,6 @@ class Model:
         left = known & {blobid for (blobid,) in rows}
         return [f"{len(left)} blobs are pending, such as {min(left)}"] if left else []
 
-    def _dumps(self, environment: FaultEnvironment) -> list[str]:
-        """A dump that has its name has its record, and is what the record says; with its
-        whole dump, where it is an increment, it is what pg_dump wrote.
-        """
-        found = []
-        there = environment.dumps()
-        for name in sorted(one for one in there if one.endswith(".dump")):
-            if f"{name}.json" not in there:
-                found.append(f"the dump {name} has no record")
-                continue
-            record = json.loads(there[f"{name}.json"])
-            if record["sha256"] != hashlib.sha256(there[name]).hexdigest():
-                found.append(f"the dump {name} is not what its record says")
-            elif record["format"] == SERIES and not _comes_back(there, name, record):
-                found.append(f"the dump {name} does not come back")
-        return found
-
     def _log(self, environment: FaultEnvironment) -> list[str]:
         """Every new line is as the schema says."""
         found = []
@@ -140,7 +124,24 @@ class Model:
         return found
 
 
-def _comes_back(there: dict[str, bytes], name: str, record: dict[str, Any]) -> bool:
+def wrong_dumps(there: Mapping[str, bytes]) -> list[str]:
+    """A dump that has its name has its record, and is what the record says; with its
+    whole dump, where it is an increment, it is what pg_dump wrote.
+    """
+    found = []
+    for name in sorted(one for one in there if one.endswith(".dump")):
+        if f"{name}.json" not in there:
+            found.append(f"the dump {name} has no record")
+            continue
+        record = json.loads(there[f"{name}.json"])
+        if record["sha256"] != hashlib.sha256(there[name]).hexdigest():
+            found.append(f"the dump {name} is not what its record says")
+        elif record["format"] == SERIES and not _comes_back(there, name, record):
+            found.append(f"the dump {name} does not come back")
+    return found
+
+
+def _comes_back(there: Mapping[str, bytes], name: str, record: dict[str, Any]) -> bool:
     """Whether a dump of a series, with the one that it refers to, makes what pg_dump wrote."""
     base = record["base"]
     if base and base not in there:

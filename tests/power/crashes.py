@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.power.disks import Disk, copy
+from tests.power.disks import LoggedDisk, copy
 
 _RECORD: Final = struct.Struct("<QQQII")
 _WRITE, _FLUSH = 1, 2
@@ -31,7 +31,7 @@ MODES: Final = (
 _SHARES: Final = {"half": 0.5, "few": 0.1, "most": 0.9}
 # Half of a superblock is on the disk with neither: btrfs has one of 4 KiB, and xfs does not replay
 # its log over a block whose header is the newer one.
-_UNITS: Final = {"ext4": (512, _PAGE, 0), "xfs": (_PAGE, _PAGE, 0), "btrfs": (_PAGE, _PAGE, 0)}
+UNITS: Final = {"ext4": (512, _PAGE, 0), "xfs": (_PAGE, _PAGE, 0), "btrfs": (_PAGE, _PAGE, 0)}
 
 
 class Record(NamedTuple):
@@ -64,15 +64,18 @@ class Moment:
 
 
 class Log:
-    """The writes and flushes of a disk, in order."""
+    """The writes and flushes of a disk, in order. lying: The disk has ignored all flushes."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: LoggedDisk, *, lying: bool = False) -> None:
         self.base = disk.base
         data = Path(f"{disk.log}.idx").read_bytes()
-        self.records = [Record._make(one) for one in _RECORD.iter_unpack(data)]
+        records = [Record._make(one) for one in _RECORD.iter_unpack(data)]
+        self.records = [one for one in records if not lying or one.kind == _WRITE]
         self.times = [one.time for one in self.records]
-        with open(f"{disk.log}.dat", "rb") as file:
-            self.content = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self.content: mmap.mmap | bytes = b""
+        if any(one.kind == _WRITE for one in records):
+            with open(f"{disk.log}.dat", "rb") as file:
+                self.content = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
     def until(self, time: int) -> int:
         """The number of records that were there at a time."""
@@ -99,7 +102,7 @@ def moments(
     found: list[Moment] = []
 
     def add(time: int, why: str, mode: str = "") -> None:
-        unit, seed = chance.choice(_UNITS[fs]), chance.randrange(1 << 30)
+        unit, seed = chance.choice(UNITS[fs]), chance.randrange(1 << 30)
         found.append(Moment(time, mode or chance.choice(MODES), unit, seed, why))
 
     given = [one for one in promises if begin <= one <= end]

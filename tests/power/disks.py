@@ -127,8 +127,58 @@ def new_image(fs: str, size: int, work: Path) -> Path:
 
 
 @dataclass(slots=True)
+class LoggedDisk:
+    """A disk, the file `device`, whose writes and flushes are logged in `log`.* of directory.
+
+    Args:
+        base: The image that the log begins with.
+        directory: For all that the disk has on this machine.
+        work: Where the program is built that serves it.
+        flush_us: How long a flush takes, in microseconds.
+        write_us: How long a write takes, in microseconds.
+    """
+
+    base: Path
+    directory: Path
+    work: Path
+    flush_us: int
+    write_us: int = 0
+    _daemon: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "log"
+
+    @property
+    def device(self) -> Path:
+        return self.directory / "fuse/disk"
+
+    @property
+    def live(self) -> Path:
+        """The image that is written to."""
+        return self.directory / "live.img"
+
+    def start(self) -> None:
+        copy(self.base, self.live)
+        self.device.parent.mkdir(exist_ok=True)
+        delays = (str(self.flush_us), str(self.write_us))
+        self._daemon = subprocess.Popen(
+            [_powerdisk(self.work), self.live, self.log, self.device.parent, *delays],
+            preexec_fn=die_with_parent(),
+        )
+        _await(self.device.exists, "the disk")
+
+    def stop(self) -> None:
+        """Take it away, once nobody uses it."""
+        if self._daemon is not None:
+            unmount(self.device.parent)
+            self._daemon.wait(60)
+            self._daemon = None
+
+
+@dataclass(slots=True)
 class Disk:
-    """A file system whose writes and flushes are logged in `log`.* of directory.
+    """A file system on a disk whose writes and flushes are logged, and which begins empty.
 
     Args:
         fs: Its type.
@@ -145,7 +195,7 @@ class Disk:
     work: Path
     flush_us: int = 3000
     write_us: int = 0
-    _daemon: subprocess.Popen[bytes] | None = None
+    _logged: LoggedDisk | None = None
     _loop: str = ""
 
     @property
@@ -153,39 +203,29 @@ class Disk:
         return self.directory / "mnt"
 
     @property
-    def log(self) -> Path:
-        return self.directory / "log"
-
-    @property
-    def base(self) -> Path:
-        """The image that the log begins with."""
-        return new_image(self.fs, self.size, self.work)
+    def logged(self) -> LoggedDisk:
+        """The disk below the file system, once that was started."""
+        assert self._logged is not None
+        return self._logged
 
     def start(self) -> None:
-        live, fuse = self.directory / "live.img", self.directory / "fuse"
-        copy(self.base, live)
-        fuse.mkdir()
-        self._daemon = subprocess.Popen(
-            [_powerdisk(self.work), live, self.log, fuse, str(self.flush_us), str(self.write_us)],
-            preexec_fn=die_with_parent(),
-        )
-        _await((fuse / "disk").exists, "the disk")
-        found = call("losetup", "-f", "--show", "--direct-io=on", fuse / "disk")
+        base = new_image(self.fs, self.size, self.work)
+        self._logged = LoggedDisk(base, self.directory, self.work, self.flush_us, self.write_us)
+        self.logged.start()
+        found = call("losetup", "-f", "--show", "--direct-io=on", self.logged.device)
         self._loop = found.stdout.decode().strip()
         if said := mount(self.fs, Path(self._loop), self.mnt, loop=False):
             raise RuntimeError(said)
 
     def stop(self) -> None:
         """Unmount it; what that writes comes after all moments that count."""
-        if self._daemon is None:
+        if self._logged is None:
             return
         unmount(self.mnt)
         if self._loop:
             call("losetup", "-d", self._loop)
-        unmount(self.directory / "fuse")
-        self._daemon.wait(60)
-        self._daemon = None
-        (self.directory / "live.img").unlink()
+        self.logged.stop()
+        self.logged.live.unlink(missing_ok=True)
 
 
 def _powerdisk(work: Path) -> Path:

@@ -126,7 +126,7 @@ def play(name: str, scene: Scene, how: How) -> Played:
             return done
         finally:
             kind.disk.stop()
-        log = Log(kind.disk)
+        log = Log(kind.disk.logged)
         chance = random.Random(scene.seed * 7919)
         between = (kind.begin, kind.end)
         cuts = moments(log, between, how.images, chance, scene.fs, kind.promises())

@@ -1,0 +1,42 @@
+"""Virtual machines: a source and a remote whose power is cut.
+
+Two Debian guests in qemu (KVM where it runs them, else emulation) have a real systemd, the Debian
+package of this checkout and its unit. `source` has PostgreSQL, the store, and the daemon; `remote`
+has an sshd whose key can only back up. What must survive lies on a disk of its own:
+
+    ext4 | xfs | btrfs -> virtio disk -> powerdisk (FUSE) -> image, and log of writes and flushes
+
+The root of each guest is the same image, and is fresh at each boot. A power cut is SIGKILL for
+qemu. Then the disk gets what was flushed, and of the writes after the last flush a part, in any
+order (`tests.power.crashes`). The guest boots from that, and the unit starts by itself.
+
+    apt-get install qemu-system-x86 mmdebstrap gcc pkg-config libfuse3-dev fuse3 dpkg-dev
+    python -m tests.vm --rounds 200 --seed 1           # as root; makes the image first
+    python -m tests.vm --rounds 10 --seed 1 --lying    # disks that ignore flushes: must be found
+
+An application in the source stores blobs all the time, each with a sync and a row, and tells the
+model outside which rows are committed and which are marked as copied. So the model knows what was
+said before a cut. Each round of the campaign cuts one guest or both: at work, while it boots, or
+while it recovers. Once the guests are up and a new blob has been copied, the model checks:
+
+- The unit is active, by itself, and was not restarted since the boot.
+- Every blob that was ever said to be copied, and every one that is marked, is on the remote byte
+  for byte; nothing that had a final name is gone, unless the remote's power was cut before the
+  receipt.
+- Whatever has a final name is whole: plain blobs, packs (read by `tests.faults.plain_packs`), and
+  dumps with their records. The ledger's packs are those of the remote.
+- Every committed row and its file are there, and no blob is marked as failed.
+
+After some rounds the application stops; everything must become copied, `verify` must end with 0,
+`pg_restore` must read the dumps, and the log must match its schema. Then both disks begin anew,
+with another file system and layout.
+
+| module | what it does |
+|---|---|
+| `image.py` | the package, the root of the guests, kernel and initrd; kept below `--work` |
+| `guest.py` | a machine: start, power cut, commands |
+| `pair.py` | source and remote, their set-up, what is on them |
+| `application.py` | runs in the source |
+| `campaign.py`, `__main__.py` | the rounds, and the model |
+| `test_vm.py` | the model, by itself |
+"""

@@ -1,0 +1,44 @@
+"""Plays power cuts of virtual machines: `python -m tests.vm --rounds 200 --seed 1`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from tests.helpers.parallel import memory
+from tests.vm.campaign import ROUNDS_AN_ERA, Campaign, default_work
+from tests.vm.image import image, lacking
+from tests.vm.pair import Pair
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.vm")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1, help="also the first file system and layout")
+    parser.add_argument("--era", type=int, default=ROUNDS_AN_ERA, help="rounds with the same disks")
+    parser.add_argument(
+        "--work", type=Path, default=default_work(), help="where images are kept, 3 GB"
+    )
+    parser.add_argument("--lying", action="store_true", help="disks ignore flushes: must be found")
+    chosen = parser.parse_args()
+    if missing := lacking():
+        sys.exit(f"guests cannot run: {missing}")
+    made = image(chosen.work)
+    with (
+        tempfile.TemporaryDirectory(prefix="ntt-vm-", dir=memory()) as directory,
+        closing(Pair(made, Path(directory), chosen.work)) as pair,
+    ):
+        campaign = Campaign(pair, chosen.seed, partial(print, flush=True), lying=chosen.lying)
+        try:
+            campaign.play(chosen.rounds, chosen.era)
+        finally:
+            print("\n".join(campaign.tally.lines()), flush=True)
+    sys.exit(bool(campaign.tally.violations) != chosen.lying)
+
+
+if __name__ == "__main__":
+    main()
