@@ -21,7 +21,6 @@ never comes before its commit; it may come a minute after it.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import socket
@@ -29,12 +28,12 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from ntt_backup.blobdir.descriptors import closing
 from ntt_backup.config.sections import LogSettings
@@ -81,7 +80,8 @@ class EventLog(Listener):
     """
 
     def __init__(self, settings: LogSettings, run_id: str, target: str) -> None:
-        self._context = {"run_id": run_id, "target": target, "host": socket.gethostname()}
+        self._run_id = run_id
+        self._target = target
         self._path = settings.jsonl
         self._complained = False
         self._torn = False
@@ -89,6 +89,36 @@ class EventLog(Listener):
         # When the file of the name was first refused, in monotonic seconds.
         self._refused: float | None = None
         self.reopen(settings)
+
+    @cached_property
+    def _logger(self) -> Any:
+        """Gives each event to `write`, as one line of JSON.
+
+        The logger is made for the first line: structlog takes a while to load, and the remote is
+        asked before.
+        """
+        # Where structlog finds rich, it loads it, and pygments, for a renderer that is not used.
+        rich = sys.modules.get("rich")
+        sys.modules["rich"] = None  # type: ignore[assignment]  # as Python notes what is missing
+        try:
+            import structlog
+        finally:
+            del sys.modules["rich"]
+            if rich is not None:
+                sys.modules["rich"] = rich
+        return structlog.wrap_logger(
+            structlog.WriteLogger(self),  # type: ignore[arg-type]  # only write and flush are used
+            processors=[
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                _lead,
+                structlog.processors.JSONRenderer(ensure_ascii=True, default=str),
+            ],
+            wrapper_class=structlog.BoundLogger,
+            context_class=dict,
+            run_id=self._run_id,
+            target=self._target,
+            host=socket.gethostname(),
+        )
 
     def reopen(self, settings: LogSettings) -> None:
         """Opens the log file of the settings for later lines, and uses their level for these lines.
@@ -120,16 +150,7 @@ class EventLog(Listener):
 
     def event(self, event: Event) -> None:
         if event.level in self._written:
-            said: dict[str, object] = {
-                "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
-                "level": event.level,
-                "event": event.kind,
-                **self._context,
-                **event.fields,
-            }
-            # In the contract's order; people read these lines too.
-            lead = {name: said.pop(name) for name in _LEADING if name in said}
-            self.write(json.dumps({**lead, **said}, default=str) + "\n")
+            self._logger.info(event.kind, level=event.level, **event.fields)
 
     def write(self, line: str) -> None:
         """Appends a line. Where that fails, the line is dropped and the operator told once."""
@@ -147,6 +168,9 @@ class EventLog(Listener):
             self._torn = written < len(data)
             if not self._torn:
                 self._complained = False
+
+    def flush(self) -> None:
+        """Does nothing: `write` keeps nothing back."""
 
     def close(self) -> None:
         """Closes the file. The next event opens the file that has the name then."""
@@ -182,6 +206,12 @@ class EventLog(Listener):
             return os.path.samestat(os.fstat(self._fd), self._path.stat())
         except FileNotFoundError:
             return False
+
+
+def _lead(_logger: object, _method: str, event: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts the common fields first, in the contract's order; people read these lines too."""
+    head = {key: event[key] for key in _LEADING if key in event}
+    return head | {key: value for key, value in event.items() if key not in head}
 
 
 class _ForeignLog(OSError):

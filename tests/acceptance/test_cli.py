@@ -31,7 +31,7 @@ def loaded_by(*command: str) -> set[str]:
         ("--help", {"asyncio", "ntt_backup.config", "psycopg", "pydantic", "rich"}),
         (
             "status --help",
-            {"ntt_backup.client.transport", "ntt_backup.daemon.coordinator"},
+            {"ntt_backup.client.transport", "ntt_backup.daemon.coordinator", "structlog"},
         ),
         ("install-receiver --write /dev/null", {"psycopg", "rich"}),
         # Into a pipe, to the log, and to an end by its lock: the first worker is forked after that,
