@@ -14,6 +14,7 @@ event pipe.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable
@@ -331,6 +332,7 @@ class Worker:
         if self._session is not None and now - self._idle_since > _IDLE_SESSION_SECONDS:
             self._session.close()
             self._session = None
+            gc.collect()  # Its buffers are not needed for a while, and some parts form loops.
         if pending:
             self._wait_s = min(self._wait_s * 2, _LAST_WAIT_SECONDS)
             pause(self._pipe, self._wait_s, "idle")

@@ -13,6 +13,8 @@ import os
 import signal
 import sys
 import time
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -83,7 +85,8 @@ class Remote:
         self._spec = spec
         self._store = store
         self._probe: SessionProbe | None = None
-        self._session: Session | None = None
+        # Whoever uses the session ends it. Its compressor or buffers take up to 64 MiB.
+        self._session: Callable[[], Session | None] = lambda: None
         self._ahead: Ahead | None = None
         self._since = 0.0
 
@@ -122,7 +125,7 @@ class Remote:
 
     @property
     def lingers(self) -> bool:
-        ends = (self._probe, self._session)
+        ends = (self._probe, self._session())
         return any(end is not None and end.lingers for end in ends)
 
     def connect(self) -> Session:
@@ -131,8 +134,9 @@ class Remote:
         if ahead is not None and time.monotonic() - self._since >= _FRESH_SECONDS:
             ahead.abort()
             ahead = None
-        self._session = open_session(self.strategy, self._spec, self._store, ahead)
-        return self._session
+        session = open_session(self.strategy, self._spec, self._store, ahead)
+        self._session = weakref.ref(session)
+        return session
 
 
 def session_spec(spec: WorkerSpec, pipe: EventPipe) -> SessionSpec:

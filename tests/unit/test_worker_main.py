@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,10 +49,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def ahead(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Ahead:
     """The connection over which a session is opened."""
 
-    def open_session(
-        strategy: str, spec: SessionSpec, store: Store, over: Ahead | None
-    ) -> Ahead | None:
-        return over
+    def open_session(strategy: str, spec: SessionSpec, store: Store, over: Ahead | None) -> Ahead:
+        return over or Ahead()
 
     monkeypatch.setattr(worker_main, "open_session", open_session)
     return Ahead()
@@ -118,8 +117,13 @@ def test_a_probe_answers_what_it_is_asked_and_goes_on_over_its_connection(
     probing.end_probe(go_on=True)
     assert probe.connection.channel.pace == "the limit"
     opened: list[object] = [probing.connect(), probing.connect()]
-    assert opened == [probe.connection, None]
+    assert [one is probe.connection for one in opened] == [True, False]
     assert not probing.lingers
+
+
+def test_a_session_is_kept_by_whoever_uses_it_alone(probing: Remote) -> None:
+    session = weakref.ref(probing.connect())
+    assert session() is None
 
 
 def test_a_session_after_a_probe_that_is_long_ago_gets_another_connection(
@@ -128,7 +132,7 @@ def test_a_session_after_a_probe_that_is_long_ago_gets_another_connection(
     probing.answer(PROBE)
     clock.now += SLOW
     probing.end_probe(go_on=True)
-    assert probing.connect() is None
+    assert cast(object, probing.connect()) is not probe.connection
     assert probe.connection.aborted
 
 
