@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -23,7 +23,14 @@ from ntt_backup.catalog.foreign_query import OpenQuery, open_query
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, StoreConfig, application_name
 from ntt_backup.config.sections import CatalogFromSettings
-from ntt_backup.errors import BackupError, CatalogRefused, LockHeld, SourceError
+from ntt_backup.errors import (
+    BackupError,
+    CatalogRefused,
+    ConfigError,
+    FileListUnavailable,
+    LockHeld,
+    SourceError,
+)
 from ntt_backup.source.paths import Paths
 from ntt_backup.source.store import Store
 
@@ -31,6 +38,7 @@ from ntt_backup.source.store import Store
 QUERY: Final = ""
 # How long a process waits for notifications before another one takes its place.
 _STAY_SECONDS: Final = 3600.0
+_OF_THE_QUERY: Final = (FileListUnavailable, CatalogRefused, ConfigError)
 
 
 def register_due(
@@ -66,7 +74,8 @@ def register_due(
             return soonest
         listening = None
         if stays and wanted is not None and wanted.channel is not None:
-            listening = stack.enter_context(open_query(wanted, application_name("files")))
+            with suppress(*_OF_THE_QUERY):  # The pass over the query tells that.
+                listening = stack.enter_context(open_query(wanted, application_name("files")))
         until = time.monotonic() + _STAY_SECONDS
         told: list[tuple[str, str]] = []
         if not stays:
@@ -136,7 +145,8 @@ def register_files(
     if not files_by_path.lock_origins(conn):
         raise LockHeld(
             "another process registers the files of this catalog",
-            hint="wait for it: a daemon does so by itself",
+            hint="wait for it: a daemon does so by itself. One that listens on catalog.from.channel"
+            " goes on until it is stopped",
         )
     total, at = Registration(), time.monotonic()
 
@@ -149,11 +159,16 @@ def register_files(
         total += found
         on_progress(found)
 
-    wanted = settings.catalog.from_
+    wanted, failed = settings.catalog.from_, None
     if wanted is not None and (origins is None or QUERY in origins):
-        with open_query(wanted, application_name("files")) as query:
-            gone = _pass_over_query(conn, query, wanted, settings.files, whole=whole, on_step=add)
-            add(Registration(gone=gone))
+        try:
+            with open_query(wanted, application_name("files")) as query:
+                gone = _pass_over_query(
+                    conn, query, wanted, settings.files, whole=whole, on_step=add
+                )
+                add(Registration(gone=gone))
+        except _OF_THE_QUERY as error:
+            failed = error  # No directory waits for the database of an application.
     for name, one in settings.files.items():
         if origins is None or name in origins:
             gone = pass_over_directories(
@@ -165,6 +180,8 @@ def register_files(
                 problem=problem,
             )
             add(Registration(gone=gone))
+    if failed is not None:
+        raise failed
     return total
 
 

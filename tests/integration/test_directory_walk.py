@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.audit import directory_walk
-from ntt_backup.audit.register import register_files
+from ntt_backup.audit.register import register_due, register_files
 from ntt_backup.catalog import files_by_path
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.files_by_path import Registration
 from ntt_backup.config import StoreConfig
+from ntt_backup.errors import CatalogError
 from ntt_backup.model import MOST_PATH_BYTES, Blob
 from tests.helpers.application import Application
 from tests.integration.catalogs import losing
@@ -385,6 +386,27 @@ def test_many_directories_go_in_steps(
     shutil.rmtree(root / "wide" / "50")
     found, said = problems(catalog, settings(root))
     assert found.gone == 3
+
+
+@pytest.mark.parametrize("other", [{"url": "host=/nowhere"}, {"query": "select 1 as wrong"}])
+def test_no_directory_waits_for_the_database_of_an_application(
+    catalog: Connection,
+    catalog_url: str,
+    root: Path,
+    application: Application,
+    other: dict[str, str],
+) -> None:
+    listed = {"url": application.url, "query": "select path from files", **other}
+    walked = settings(root).model_dump(include={"source": {"root"}, "files": True})
+    for channel in (None, "files"):
+        make(root / f"new {channel}")
+        catalog.execute("update ntt_backup.origins set ended_at = ended_at - interval '1 day'")
+        origins = {"catalog": {"url": catalog_url, "from": {**listed, "channel": channel}}}
+        with pytest.raises(CatalogError, match=r"catalog\.from"):
+            register_due(
+                StoreConfig.model_validate({**walked, **origins}), lambda _: None, stays=True
+            )
+        assert places_where(catalog) == on_disk(root)
 
 
 def test_a_file_belongs_to_the_origin_that_gave_it_first(
