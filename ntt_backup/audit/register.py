@@ -234,6 +234,14 @@ def _pass_over_query(
         one = partial(write, current)
         current, found, more = conn.in_transaction("register files", one)
         on_step(found)
+    nothing = current.whole and current.key is None and not found.rows
+    if nothing and files_by_path.has_files(conn, QUERY):
+        raise CatalogRefused(
+            "the query of catalog.from gives no row any more",
+            detail="no file counts as gone by that",
+            hint="correct it, or what its role may see; where it shall list nothing, leave"
+            " catalog.from out",
+        )
     if query.keyed and current.whole and query.lacks_keys():
         raise CatalogRefused(
             "a row of the query of catalog.from has no key, and may never be registered",

@@ -351,6 +351,12 @@ def _compare_listed(conn: Connection, origin: str, listed: list[ListedDirectory]
     return int(gone)
 
 
+def has_files(conn: Connection, origin: str) -> bool:
+    """Returns whether files of an origin are listed."""
+    everywhere = _ranges(origin, [ListedDirectory(0, KnownDirectory(b""))])
+    return bool(conn.ask("look for its files", "with_files", **everywhere))
+
+
 def _ranges(origin: str, listed: Sequence[ListedDirectory]) -> dict[str, object]:
     below = [one.directory.below for one in listed]
     return {

@@ -196,7 +196,8 @@ def test_a_pack_that_is_mostly_needed_stays_as_it_is(
 def test_what_is_not_known_to_be_gone_stays(env: Environment, application: Application) -> None:
     fill(env, application)
     application.owner.execute("create table away as select * from files")
-    application.owner.execute("delete from files")
+    application.add("elsewhere", size=None)
+    application.owner.execute("delete from files where path <> 'elsewhere'")
     env.call("scan", "--restart", expect=0)
     env.query("update ntt_backup.places set gone_at = gone_at - interval '100 days'")
     before = tree(env.remote.local)

@@ -76,6 +76,21 @@ def test_what_is_no_longer_listed_is_gone_and_comes_back(
     assert paths(catalog) == {b"a", b"b", b"c"}
 
 
+def test_a_query_that_gives_nothing_any_more_loses_nothing(
+    catalog: Connection, application: Application
+) -> None:
+    application.add("a", "b", "c")
+    register_files(catalog, application.settings())
+    application.owner.execute("alter table files enable row level security")
+    for _ in range(2):
+        with pytest.raises(CatalogRefused, match="gives no row any more"):
+            register_files(catalog, application.settings(), whole=True)
+    assert paths(catalog) == {b"a", b"b", b"c"}
+    application.owner.execute("alter table files disable row level security")
+    application.owner.execute("delete from files where path <> 'b'")
+    assert register_files(catalog, application.settings(), whole=True).gone == 2
+
+
 def test_a_pass_goes_on_where_it_was_interrupted(
     catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
