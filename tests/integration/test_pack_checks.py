@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from functools import partial
@@ -866,14 +866,17 @@ def test_a_file_of_the_store_that_cannot_be_looked_at_hides_no_other(
 ) -> None:
     blobs = contents(20, 1)
     back_up(catalog, bucket, blobs)
-    odd, look = blobid_of(blobs[3]), SourceTree.lstat
+    odd, files = blobid_of(blobs[3]), SourceTree._files
 
-    def lstat(tree: SourceTree, path: str) -> os.stat_result:
-        if path.endswith(odd):
+    class Damaged:
+        def stat(self, *, follow_symlinks: bool) -> os.stat_result:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return look(tree, path)
 
-    monkeypatch.setattr(SourceTree, "lstat", lstat)
+    def damaged(tree: SourceTree, directory: str) -> Iterator[Any]:
+        for blobid, entry in map(tuple, files(tree, directory)):
+            yield blobid, Damaged() if blobid == odd else entry
+
+    monkeypatch.setattr(SourceTree, "_files", damaged)
     seen, kinds = compared(blobs)
     assert kinds == {Difference.STRAY_STORE: 1, Difference.SOURCELESS: 1}
     assert seen.in_store == 19
