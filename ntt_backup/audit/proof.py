@@ -282,7 +282,7 @@ def require_sums(session: ReadSession, source: Store | None) -> None:
             "the remote has no BLAKE3, and there is no store here to compare its blobs with",
             detail=f"receiver {session.banner.version}, Python {session.banner.python}",
             hint="install it on the remote, on Debian by `apt-get install b3sum` ('BLAKE3 on the"
-            " remote' in docs/operations.md), or fetch every blob and hash it locally:"
+            " remote' in docs/forced-command.md), or fetch every blob and hash it locally:"
             " `ntt-backup-remote verify --download`",
         )
 

@@ -1,6 +1,6 @@
 """The tables of the configuration.
 
-Each table is a frozen pydantic model. Sizes are in bytes, times in seconds. docs/operations.md has
+Each table is a frozen pydantic model. Sizes are in bytes, times in seconds. docs/settings.md has
 a table of all settings with their meaning and their defaults; here stands what the code adds.
 """
 

@@ -19,7 +19,7 @@ from ntt_backup.report.target_facts import FactsReader
 from tests.helpers.environment import Environment
 from tests.helpers.postgres import Postgres
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "roles.md"
 
 
 def as_role(env: Environment, name: str) -> None:
@@ -154,10 +154,10 @@ def test_a_new_table_is_announced(env: Environment) -> None:
 # --- the whole way --------------------------------------------------------------------------------
 
 
-def blocks(section: str) -> list[tuple[str, str]]:
-    """The commands of a section of the page: as whom, and what."""
-    text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    return re.findall(r"^```sh\n# as (\w+)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+def blocks() -> list[tuple[str, str]]:
+    """The commands of the page: as whom, and what."""
+    found = r"^```sh\n# as (\w+)[^\n]*\n(.*?)^```$"
+    return re.findall(found, PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_the_page_leads_three_roles_from_nothing_to_a_backup(owned: Environment)
     assert "the catalog is ready" not in early.stdout + early.stderr
     for who in ("dba", "owner"):
         assert early.stderr.count(f"{who} (") == 1
-    steps = blocks("When others own the table")
+    steps = blocks()
     assert [who for who, _ in steps] == ["backup", "postgres", "app", "backup", "monitor"]
 
     said = {}

@@ -109,6 +109,17 @@ def test_every_message_that_a_page_explains_is_in_the_program() -> None:
                 assert part.strip(" ,.:") in program, f"{name}: {quoted}"
 
 
+def test_the_readme_lists_the_pages_in_the_parts_of_the_site() -> None:
+    nav = (ROOT / "bin" / "packaging" / "site" / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    readme = (ROOT / "README.md").read_text().partition("\n## The documents\n")[2]
+    site = re.split(r"(?m)^  - (.+):$", nav)[1:]
+    listed = re.split(r"(?m)^([A-Z][\w ]+):$", readme)[1:]
+    assert listed[::2] == site[::2] == ["Start", "Tasks", "Reference", "How it works"]
+    for part, entries, lines in zip(site[::2], site[1::2], listed[1::2], strict=True):
+        pages = [page for page in re.findall(r"- (\S+\.md)", entries) if (DOCS / page).exists()]
+        assert re.findall(r"\]\(docs/([^)]+\.md)\)", lines) == pages, part
+
+
 def test_the_site_is_built_and_has_each_page(tmp_path: Path) -> None:
     """Without a network; a link or an anchor that leads nowhere is an error of mkdocs."""
     pytest.importorskip("material")
@@ -119,6 +130,6 @@ def test_the_site_is_built_and_has_each_page(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     made = {str(path.relative_to(tmp_path / "site")) for path in tmp_path.rglob("*.html")}
     pages = {str(path.relative_to(DOCS).with_suffix(".html")) for path in DOCS.rglob("*.md")}
-    assert made >= pages | {"index.html", "commands.html", "changelog.html"}
-    said = (tmp_path / "site" / "commands.html").read_text()
+    assert made >= pages | {"index.html", "command-help.html", "changelog.html"}
+    said = (tmp_path / "site" / "command-help.html").read_text()
     assert "ntt-backup-remote snapshot restore [OPTIONS]" in said

@@ -79,7 +79,7 @@ def with_indentation(text: str) -> str:
 
 def commands() -> str:
     """Returns the page of all commands, from their help."""
-    text = ["# Commands\n", "The help of each command, as the program prints it.\n"]
+    text = ["# Help of all commands\n", "The help of each command, as the program prints it.\n"]
 
     def add(command: click.Command, parent: click.Context | None, name: str) -> None:
         context = click.Context(command, info_name=name, parent=parent, terminal_width=100)
@@ -109,7 +109,7 @@ def main(to: Path) -> int:
             if page.endswith(".toml"):
                 text = f"# A sample of all settings\n\n```toml\n{text}```\n"
             (docs / place).write_text(with_indentation(with_links(text, page)))
-        (docs / "commands.md").write_text(commands())
+        (docs / "command-help.md").write_text(commands())
         shutil.copy(Path(__file__).with_name("mkdocs.yml"), work)
         argv = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--clean"]
         argv += ["--site-dir", str(to.resolve())]

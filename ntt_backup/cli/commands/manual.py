@@ -78,7 +78,7 @@ def page(program: click.Command) -> str:
         ".SH FILES",
         *_terms(files.items()),
         ".SH SEE ALSO",
-        *_text("docs/operations.md of the program has every setting, event and error."),
+        *_text("docs/operations.md of the program leads to every setting, event and error."),
         "",
     ]
     # No space stands between a heading and its text.

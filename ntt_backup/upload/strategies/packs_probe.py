@@ -299,7 +299,7 @@ class BucketProbe:
 
 def _weak(store: FileStoreBySftp, taken: str) -> Iterator[str]:
     """Yields what a server by SFTP does not do that it should. taken: a name that is taken."""
-    yield f"{NOT_APPEND_ONLY}: who has the key can remove and overwrite all (docs/operations.md)"
+    yield f"{NOT_APPEND_ONLY}: who has the key can remove and overwrite all (docs/targets.md)"
     if not store.syncs:
         yield "the server has no fsync@openssh.com, so a power cut may take what was just stored"
     if store.overwrites(taken):
