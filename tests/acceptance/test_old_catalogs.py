@@ -41,6 +41,7 @@ COMMANDS = {
     "runs": 0,
     "dump --force": 0,
     "requeue": 0,
+    "prune --gone-for 90d": 2,
     "verify": 0,
     "verify --local": 7,
     "heal --dry-run": 0,

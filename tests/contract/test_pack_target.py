@@ -447,7 +447,7 @@ def test_what_is_discarded_was_never_there(kind: Kind, store: PackTarget) -> Non
         assert not list(kind.bucket.uploads(""))
 
 
-def test_trials_alone_are_removed(kind: Kind, store: PackTarget) -> None:
+def test_what_is_removed_is_gone_but_the_marker_stays(kind: Kind, store: PackTarget) -> None:
     trial = "packs/trial-0123456789ab"
     commit(store, NAME, b"content").result()
     commit(store, trial, b"trial").result()
@@ -455,8 +455,10 @@ def test_trials_alone_are_removed(kind: Kind, store: PackTarget) -> None:
     store.remove([trial])
     assert store.stat(trial) is None
     if kind.top is not None:
+        commit(store, FORMAT, b"{}").result()
         with pytest.raises(BackupError):
-            store.remove([NAME])
+            store.remove([FORMAT])
+        assert kind.path(FORMAT).read_bytes() == b"{}"
         assert kind.path(NAME).read_bytes() == b"content"
 
 

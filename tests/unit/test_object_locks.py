@@ -119,7 +119,7 @@ def test_the_first_lock_that_ends_is_that_of_the_marker_or_of_what_arrives(
     known = known_lock(settings)
     assert known is not None
     assert known.renewed
-    assert abs(known.until - NOW - days(30)) < timedelta(minutes=5)
+    assert abs(known.until - datetime.now(UTC) - days(30)) < timedelta(minutes=5)
     assert look_at_lock(settings, bucket) == known
     # Somebody else has locked it again.
     bucket.lock(FORMAT, "COMPLIANCE", NOW + days(300))

@@ -161,8 +161,13 @@ def test_sums_that_nobody_waits_for_are_not_made(
 
 
 def test_a_blob_that_breaks_off_has_neither_a_size_nor_a_hash(
-    stored: tuple[Workspace, list[bytes]], wake: int, monkeypatch: pytest.MonkeyPatch
+    stored: tuple[Workspace, list[bytes]],
+    tmp_path: Path,
+    wake: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    content = b"more than one byte"
+    put(tmp_path, digest_of(content), content)
     def reads(fd: int, buffers: list[memoryview]) -> int:
         if read.setdefault(fd, 0):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -171,8 +176,7 @@ def test_a_blob_that_breaks_off_has_neither_a_size_nor_a_hash(
 
     read: dict[int, int] = {}
     monkeypatch.setattr(os, "readv", reads)
-    workspace, digests = stored
-    job = HashJob(workspace, digests[:1], cast(Any, blake3), None, b"", wake)
+    job = HashJob(stored[0], [digest_of(content)], cast(Any, blake3), None, b"", wake)
     list(job.frames(bytes))
     why = f"EIO: {os.strerror(errno.EIO)}"
     assert job.found == [messages.BlobHash(messages.UNREADABLE, 0, bytes(32), why)]
