@@ -90,6 +90,7 @@ def test_what_is_damaged_is_found_and_mended_by_the_next_run(
     assert "not all were checked" in done.stdout
 
 
+@pytest.mark.long
 def test_what_is_sealed_comes_back_by_the_identity_alone(
     bucket_env: BucketEnvironment, postgres: Postgres, scratch_url: str
 ) -> None:

@@ -69,6 +69,7 @@ def test_every_command_ends_with_4_without_a_database(env: Environment, postgres
     assert env.copied() == set()
 
 
+@pytest.mark.long
 def test_a_privilege_that_is_revoked_ends_the_run(
     env: Environment, role: Callable[[], str]
 ) -> None:

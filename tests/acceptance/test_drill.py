@@ -108,6 +108,7 @@ def test_the_first_days_drill_is_proved(
     assert (found["copied"], found["right"]) == (blobs, blobs)
 
 
+@pytest.mark.long
 def test_a_series_of_dumps_is_proved_by_its_last_increment(
     backed_up: Environment, database_url: str
 ) -> None:
@@ -146,6 +147,7 @@ def test_lost_and_wrong_remote_blobs_are_reported(
     assert rotten in done.stdout
 
 
+@pytest.mark.long
 def test_a_copied_row_without_a_blobid_is_reported_as_lost(
     backed_up: Environment, database_url: str
 ) -> None:
@@ -251,6 +253,7 @@ def test_used_directories_and_databases_are_refused_as_scratch_space(
     assert not back(env).exists()
 
 
+@pytest.mark.long
 def test_a_daemon_drills_in_a_database_and_a_directory_of_its_own(
     env: Environment, postgres: Postgres, tmp_path: Path
 ) -> None:

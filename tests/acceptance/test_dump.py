@@ -168,6 +168,7 @@ def test_no_dump_is_made_while_nothing_changes(dumping: Environment) -> None:
     assert len(dumps(dumping)) == 2
 
 
+@pytest.mark.long
 def test_a_run_that_has_nothing_to_send_dumps_what_others_changed(dumping: Environment) -> None:
     blobids = dumping.fill(5)
     for _ in range(2):

@@ -206,6 +206,7 @@ def test_an_increment_without_its_whole_dump_is_no_dump(series: Environment) -> 
     assert names(series) == sorted([plain.name, second.name, third.name])
 
 
+@pytest.mark.long
 def test_a_whole_dump_stays_as_long_as_an_increment_on_it_is_kept(series: Environment) -> None:
     series.write_config(dump={"full_every": 4, "keep_last": 1, "keep_daily": 0, "keep_weekly": 0})
     first, second, third, fourth, fifth = [make(series) for _ in range(5)]
@@ -218,6 +219,7 @@ def test_a_whole_dump_stays_as_long_as_an_increment_on_it_is_kept(series: Enviro
     assert names(series) == sorted([fifth.name, sixth.name])
 
 
+@pytest.mark.long
 def test_dumps_of_both_modes_lie_beside_each_other(
     series: Environment, postgres: Postgres, database_url: str
 ) -> None:

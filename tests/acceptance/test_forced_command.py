@@ -155,6 +155,7 @@ def test_snapshots_go_through_the_forced_command_and_cannot_be_removed(
 
 
 @pytest.mark.parametrize("allowed", ["put,list,verify"])
+@pytest.mark.long
 def test_check_says_that_no_dump_goes_through_the_forced_command(
     env: Environment, forced: list[str], postgres: Postgres, allowed: str
 ) -> None:

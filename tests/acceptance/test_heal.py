@@ -99,6 +99,7 @@ def test_what_failed_comes_back_and_is_sent_by_the_next_run(env: Environment) ->
     assert "there was nothing to heal" in env.call("heal", expect=0).stdout
 
 
+@pytest.mark.long
 def test_blobs_are_looked_for_as_asked_and_told_line_by_line(env: Environment) -> None:
     blobids = env.fill_both(40, size=lambda chance: chance.randrange(10, 5000))
     before = env.in_store()
@@ -123,7 +124,7 @@ def test_blobs_are_looked_for_as_asked_and_told_line_by_line(env: Environment) -
     assert "not a blobid" in env.call("heal", "--blobid", "xyz", expect=2).stderr
 
 
-@pytest.mark.parametrize("layout", ["files", "packs"])
+@pytest.mark.parametrize("layout", ["files", pytest.param("packs", marks=pytest.mark.long)])
 def test_the_nearest_target_that_has_it_right_is_taken(
     env: Environment, tmp_path: Path, layout: str
 ) -> None:

@@ -158,6 +158,7 @@ def test_check_without_the_key_believes_the_dump_that_the_catalog_knows(
     assert "2030-01-01" not in said
 
 
+@pytest.mark.long
 def test_a_drill_is_proved_by_the_dump_of_this_host_beside_a_planted_one(
     env: Environment, postgres: Postgres, database_url: str, marker: Path
 ) -> None:
@@ -188,6 +189,7 @@ def test_a_drill_takes_no_dump_of_another_database_of_this_host(
     assert f"from {PLANTED}," in restore(env, database_url).stdout
 
 
+@pytest.mark.long
 def test_a_drill_without_the_key_trusts_the_target_when_it_is_told_to(
     env: Environment, database_url: str
 ) -> None:
@@ -271,6 +273,7 @@ def test_a_dump_of_ours_with_a_clock_far_off_stays_and_takes_no_place(env: Envir
     assert len(names) == 3
 
 
+@pytest.mark.long
 def test_dumps_of_made_up_targets_are_listed_and_removed_by_name_alone(env: Environment) -> None:
     ours = dump(env)
     plant(env, b"content", target="made_up", host="\x1b[2J")
@@ -546,6 +549,7 @@ def test_a_pg_restore_that_dies_midway_leaves_the_database_empty(
     assert {*found(database_url, "select rolname from pg_roles")} <= {*before}
 
 
+@pytest.mark.long
 def test_a_pinned_dump_stays_and_a_pin_of_somebody_else_keeps_none(env: Environment) -> None:
     env.write_config(dump={"keep_last": 1, "keep_daily": 0, "keep_weekly": 0})
     first = dump(env)

@@ -129,6 +129,7 @@ def test_a_store_of_another_layout_is_refused_before_anything_is_marked(env: Env
     assert tree(root)
 
 
+@pytest.mark.long
 def test_a_remote_without_blake3_checks_names_of_sha256(
     env: Environment, remote: Sshd, startup: Path, postgres: Postgres, database_url: str
 ) -> None:

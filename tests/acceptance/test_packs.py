@@ -35,6 +35,20 @@ EACH = pytest.mark.parametrize(
     ],
     indirect=["packed"],
 )
+# The same, in the short tier on a disk alone.
+ON_DISK = pytest.mark.parametrize(
+    ("packed", "sealed"),
+    [
+        ("file", True),
+        *(
+            pytest.param(way, sealed, marks=LONG)
+            for way in ("file", "ssh", "sftp")
+            for sealed in (False, True)
+            if (way, sealed) != ("file", True)
+        ),
+    ],
+    indirect=["packed"],
+)
 
 
 @pytest.fixture(params=["file", *(pytest.param(way, marks=LONG) for way in ("ssh", "sftp"))])
@@ -142,7 +156,7 @@ def test_every_command_works_on_packs(packed: Environment, tmp_path: Path, seale
     assert files_on(env) == files
 
 
-@EACH
+@ON_DISK
 def test_a_flipped_bit_is_found_where_it_lies_and_the_next_run_mends_it(
     packed: Environment, tmp_path: Path, sealed: bool
 ) -> None:
@@ -190,7 +204,7 @@ def test_large_blobs_are_files_of_their_own_and_are_hashed_where_they_lie(
     assert tree(tmp_path / "back") == env.in_store()
 
 
-@EACH
+@ON_DISK
 def test_a_drill_proves_that_everything_comes_back_from_packs(
     packed: Environment, postgres: Postgres, database_url: str, tmp_path: Path, sealed: bool
 ) -> None:

@@ -156,6 +156,7 @@ def test_hosts_that_hold_parts_of_a_store_drain_one_catalog(
     assert f"the blobs of {beta.part} alone" in beta.env.call("check").stdout
 
 
+@pytest.mark.long
 def test_what_fails_is_the_matter_of_the_host_that_holds_it(env: Environment, hosts: Hosts) -> None:
     """A lost blob, and a malformed row, which lies behind all hashes."""
     fill(hosts, 60)

@@ -188,6 +188,7 @@ def test_what_somebody_else_has_put_there_is_marked_once_it_is_proved(env: Envir
     assert differing(compared(env, "--adopt")) == {}
 
 
+@pytest.mark.long
 def test_where_sizes_are_trusted_the_next_verify_begins_with_these(env: Environment) -> None:
     right, (_, flipped, _) = laid_there(env)
 
@@ -225,6 +226,7 @@ def test_an_adoption_that_is_killed_has_marked_nothing_that_is_wrong(env: Enviro
     assert env.copied() == set(right)
 
 
+@pytest.mark.long
 def test_two_adoptions_beside_a_run_mark_what_is_right_and_nothing_else(env: Environment) -> None:
     """What is wrong there is replaced by the run, whoever comes first; nothing is failed."""
     right, wrong = laid_there(env, 1000)

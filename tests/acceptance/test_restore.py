@@ -73,6 +73,7 @@ def test_wrong_local_files_are_replaced_and_right_ones_kept(env: Environment) ->
 
 
 @pytest.mark.parametrize("size", [5 * MIB + 77, pytest.param(70 * MIB + 1, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_a_large_wrong_file_is_fetched_whole(env: Environment, size: int) -> None:
     (blobid,) = env.fill_both(1, size=lambda _: size)
     restored(env)
@@ -194,6 +195,7 @@ def test_a_killed_restore_leaves_only_right_names_and_continues(env: Environment
     assert tree(back) == expected
 
 
+@pytest.mark.long
 def test_a_wrong_partial_file_is_fetched_again(env: Environment) -> None:
     (blobid,) = env.fill_both(1, size=lambda _: 70 * MIB)
     partial = env.root / "back" / ".ntt-restore" / "partial"

@@ -92,6 +92,7 @@ def test_ctrl_c_is_no_outage_for_what_reads_the_remote(
     assert env.processes() == {}
 
 
+@pytest.mark.long
 def test_the_second_signal_ends_the_run_at_once(env: Environment, link: Link) -> None:
     env.through(env.sshd.through(link.port))
     env.fill_slowly(600)

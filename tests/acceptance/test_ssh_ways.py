@@ -74,6 +74,7 @@ def configure(env: Environment, text: str) -> None:
     env.write_config(remote={"ssh_config": str(config)})
 
 
+@pytest.mark.long
 def test_a_jump_host_is_a_line_in_the_configuration_of_ssh(
     env: Environment, remote: Sshd, link: Link
 ) -> None:
@@ -136,6 +137,7 @@ def test_without_an_agent_one_line_says_that_the_key_has_a_passphrase(
     assert "ssh-add" in said
 
 
+@pytest.mark.long
 def test_on_an_appliance_python_alone_is_needed_and_nothing_is_installed(
     env: Environment, remote: Sshd, startup: Path, postgres: Postgres, database_url: str
 ) -> None:

@@ -44,7 +44,9 @@ def backed_up(env: Environment, count: int = 200) -> list[str]:
     return env.fill_both(count, size=lambda chance: chance.randrange(1, 20_000))
 
 
-@pytest.mark.parametrize("hashed", ["by the module", "by b3sum", "here"])
+@pytest.mark.parametrize(
+    "hashed", ["by the module", pytest.param("by b3sum", marks=pytest.mark.long), "here"]
+)
 def test_wrong_blobs_are_found_and_the_next_run_repairs_them(
     env: Environment, remote: Sshd, request: pytest.FixtureRequest, hashed: str
 ) -> None:
@@ -96,6 +98,7 @@ def test_the_oldest_check_comes_first_and_is_recorded(hashing: Environment) -> N
     assert verified(hashing, "--older-than", "30d")["total"] == 0
 
 
+@pytest.mark.long
 def test_a_prefix_a_sample_or_a_limited_time_can_be_checked(hashing: Environment) -> None:
     blobids = backed_up(hashing)
     prefix = blobids[0][:2]

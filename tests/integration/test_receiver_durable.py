@@ -288,7 +288,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         (300, "blake3"),
         (100_000, "sha256"),
         (3 * MIB, "sha256"),
-        (messages.RESUMABLE + MIB, "blake3"),
+        pytest.param(messages.RESUMABLE + MIB, "blake3", marks=pytest.mark.long),
     ],
 )
 def test_a_full_disk_fails_the_batch_and_leaves_nothing_of_it(

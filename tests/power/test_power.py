@@ -34,6 +34,7 @@ def _play(postgres: Postgres, work: Path, played: list[tuple[str, str, str]], ho
     )
 
 
+@pytest.mark.long
 def test_no_power_cut_takes_what_was_promised(play: Play) -> None:
     play(list(SHORT), How(images=8, again=1, checks=1))
 

@@ -168,6 +168,7 @@ def test_a_blob_that_breaks_off_has_neither_a_size_nor_a_hash(
 ) -> None:
     content = b"more than one byte"
     put(tmp_path, digest_of(content), content)
+
     def reads(fd: int, buffers: list[memoryview]) -> int:
         if read.setdefault(fd, 0):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
