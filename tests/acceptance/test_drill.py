@@ -400,6 +400,7 @@ def test_what_killed_drills_have_left_is_removed(daily: Environment) -> None:
     assert len(env.in_store()) == 3
 
 
+@pytest.mark.long
 def test_a_daemon_drills_once_a_dump_has_a_copied_blob(daily: Environment) -> None:
     env = daily
     for name in ("reconcile", "verify"):

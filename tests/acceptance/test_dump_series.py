@@ -170,6 +170,7 @@ def test_without_their_whole_dump_increments_leave_the_database_empty(
         assert make(series).base == ""
 
 
+@pytest.mark.long
 def test_an_increment_without_its_whole_dump_is_no_dump(series: Environment) -> None:
     series.write_config(dump={"mode": "full"})
     plain = make(series)

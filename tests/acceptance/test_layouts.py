@@ -290,6 +290,7 @@ def test_every_command_works_where_names_are_sha256(
         env.call("verify", expect=0)
 
 
+@pytest.mark.long
 @WAYS
 def test_files_that_go_by_their_paths_may_have_names_of_sha256(
     target: Environment, way: str, layout: str, sealed: bool, database_url: str

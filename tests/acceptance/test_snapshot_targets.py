@@ -16,7 +16,7 @@ from tests.helpers.s3_servers import as_account
 from tests.helpers.waiting import PATIENCE
 
 
-@pytest.fixture(params=["env", "bucket_env"])
+@pytest.fixture(params=["env", pytest.param("bucket_env", marks=pytest.mark.long)])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
     env: Environment = request.getfixturevalue(request.param)
     env.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")

@@ -41,6 +41,7 @@ def test_bar_share_and_time_left_move_while_no_batch_is_answered(
     assert not any(line["estimated"] for line in told if line["pending"] is not None)
 
 
+@pytest.mark.long
 def test_a_burst_of_a_daemon_ends_at_all_with_nothing_left(env: Environment) -> None:
     env.write_config(run={"poll_interval": 0.1}, log={"progress_interval": 0.1})
     env.fill_slowly(100, rate="500kB")
