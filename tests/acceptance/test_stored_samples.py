@@ -30,7 +30,7 @@ NOWHERE = "postgresql:///none?host=/nonexistent"
 
 
 def digests(root: Path) -> dict[str, str]:
-    """The path below root of each file, and the BLAKE3 of its content."""
+    """Returns the path below `root` of each file, and the BLAKE3 hash of its content."""
     return {name: blake3(content).hexdigest() for name, content in sorted(tree(root).items())}
 
 
@@ -90,8 +90,9 @@ def make(env: Environment, postgres: Postgres, by_path: str, to: Path) -> None:
             env.call("--target", name, "snapshot", "take", "data", str(data), expect=0)
         stored = rows(env.url)
         env.put(chance.randbytes(100 + number))
-    shutil.copy(env.log, to / "log.jsonl")
-    (to / "status.json").write_text(env.call("status", "--json", expect=0).stdout)
+    status = env.call("--target", "packs", "status", "--json", expect=0).stdout
+    for name, text in (("log.jsonl", env.log.read_text()), ("status.json", status)):
+        (to / name).write_text(text.replace(str(to.parent), "/srv"))
     for recipient in ([], ["--recipient", owner.public]):
         name = "blobs.tar.age" if recipient else "blobs.tar"
         env.call("pack", str(to / name), "--from", str(env.store), *recipient, expect=0)
@@ -123,15 +124,15 @@ def make(env: Environment, postgres: Postgres, by_path: str, to: Path) -> None:
 
 @pytest.mark.long
 def test_this_version_makes_a_sample_that_it_reads(
-    env: Environment, postgres: Postgres, database_url: str, tmp_path: Path
+    env: Environment, postgres: Postgres, database_url: str
 ) -> None:
-    wanted = os.environ.get("NTT_SAMPLES")
-    made = SAMPLES / wanted if wanted else tmp_path / "sample"
+    made = env.root / "sample"
     make(env, postgres, database_url, made)
-    shutil.copytree(made, tmp_path / "copy")
+    if wanted := os.environ.get("NTT_SAMPLES"):
+        shutil.copytree(made, SAMPLES / wanted)
     for target in TARGETS:
-        read_blobs(env, tmp_path / "copy", target)
-        read_snapshots(env, tmp_path / "copy", target)
+        read_blobs(env, made, target)
+        read_snapshots(env, made, target)
 
 
 @pytest.fixture(params=VERSIONS, ids=[path.name for path in VERSIONS])
@@ -207,3 +208,9 @@ def test_what_reads_the_log_knows_each_event_and_field(sample: Path) -> None:
     for line in (sample / "log.jsonl").read_text().splitlines():
         event = json.loads(line)
         assert event.keys() <= described[event["event"]].keys()
+
+
+def test_what_reads_the_status_knows_each_key(sample: Path) -> None:
+    status = json.loads((sample / "status.json").read_text())
+    assert status.keys() <= json.loads(documents.STATUS.read_text())["properties"].keys()
+    assert status["copied"] > 0
