@@ -11,8 +11,9 @@ from heapq import merge
 from itertools import groupby
 from typing import Final
 
-from ntt_backup.catalog.connection import Connection, fragment, translated
+from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.pending import columns, quick_rows, read_parts, walk_indexes
+from ntt_backup.catalog.statements import fragment
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import NOT_REQUEUED, OF_THE_STORE, Reason
 

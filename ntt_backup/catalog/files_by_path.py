@@ -29,8 +29,9 @@ from typing import Final, NamedTuple
 from psycopg import sql
 
 from ntt_backup.catalog import ledger
-from ntt_backup.catalog.connection import Connection, configure, fragment, statement, translated
+from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.range_locks import lock_class
+from ntt_backup.catalog.statements import fragment, statement
 from ntt_backup.formatting import printable
 from ntt_backup.model import Blob, ListedFile, Reason
 

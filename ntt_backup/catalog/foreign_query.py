@@ -18,14 +18,8 @@ from typing import Final, Self
 
 from psycopg import sql
 
-from ntt_backup.catalog.connection import (
-    Connection,
-    configure,
-    connect,
-    fragment,
-    statement,
-    translated,
-)
+from ntt_backup.catalog.connection import Connection, configure, connect, translated
+from ntt_backup.catalog.statements import fragment, statement
 from ntt_backup.config.sections import CatalogFromSettings
 from ntt_backup.errors import (
     CatalogError,

@@ -21,15 +21,9 @@ from typing import Any, Final, NamedTuple
 
 from psycopg import Cursor, errors
 
-from ntt_backup.catalog.connection import (
-    WHO_KEEPS_ROWS,
-    Connection,
-    configure,
-    fragment,
-    statement,
-    translated,
-)
+from ntt_backup.catalog.connection import WHO_KEEPS_ROWS, Connection, configure, translated
 from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
+from ntt_backup.catalog.statements import fragment, statement
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import NOT_REQUEUED, OF_CHECKS, Blob, Failure, Reason, StoredPack
 

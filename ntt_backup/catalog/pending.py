@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from psycopg import errors, sql
 
-from ntt_backup.catalog.connection import Connection, configure, fragment
+from ntt_backup.catalog.connection import Connection, configure
+from ntt_backup.catalog.statements import fragment
 from ntt_backup.model import BlobRange
 
 Parts = Mapping[str, sql.Composable]

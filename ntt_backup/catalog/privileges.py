@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from ntt_backup.catalog.connection import Connection, shortened, shown, translated
+from ntt_backup.catalog.connection import Connection, shortened, translated
+from ntt_backup.catalog.statements import shown
 from ntt_backup.errors import CatalogUnavailable, DumpFailed
 
 _CHECKED: Final = (

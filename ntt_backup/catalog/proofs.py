@@ -21,9 +21,10 @@ from typing import Any, Final
 
 from psycopg import errors, sql
 
-from ntt_backup.catalog.connection import Connection, configure, fragment, translated
+from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.history import CheckRun
 from ntt_backup.catalog.pending import columns, quick_rows, rows_about
+from ntt_backup.catalog.statements import fragment
 from ntt_backup.formatting import many
 
 _MILLISECONDS: Final = 400

@@ -42,7 +42,7 @@ from functools import cache
 from itertools import pairwise, zip_longest
 from typing import Any, Final, NamedTuple
 
-from ntt_backup.catalog.connection import Connection, fragment, statement, translated
+from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.pending import (
     Stretch,
     bounds,
@@ -51,6 +51,7 @@ from ntt_backup.catalog.pending import (
     rows_about,
     walk_indexes,
 )
+from ntt_backup.catalog.statements import fragment, statement
 from ntt_backup.model import ALL_BLOBS, Blob, BlobRange, Part
 
 # All hosts that share a catalog must agree on these, since a range's index is its advisory lock.

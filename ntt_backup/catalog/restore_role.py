@@ -28,12 +28,11 @@ from ntt_backup.catalog.connection import (
     Connection,
     connect,
     describe,
-    fragment,
     refuse_code_of_others,
-    statement,
     translated,
 )
 from ntt_backup.catalog.schema import init_db
+from ntt_backup.catalog.statements import fragment, statement
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed
 
 OWN_SCHEMA: Final = "ntt_backup"

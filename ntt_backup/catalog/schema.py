@@ -37,12 +37,9 @@ from ntt_backup.catalog.connection import (
     code_of_others,
     code_parts,
     configure,
-    fragment,
-    pasted,
     privileged,
     search_path,
     shortened,
-    shown,
     translated,
 )
 from ntt_backup.catalog.history import last_checks
@@ -63,6 +60,7 @@ from ntt_backup.catalog.schema_check import (
     own_version,
     warnings,
 )
+from ntt_backup.catalog.statements import fragment, pasted, shown
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.formatting import duration, many, printable
 

@@ -19,11 +19,11 @@ from ntt_backup.catalog.connection import (
     check_one_table,
     code_of_others,
     search_path,
-    shown,
     translated,
 )
 from ntt_backup.catalog.pending import bounds, read_indexes
 from ntt_backup.catalog.range_locks import prefix_ranges
+from ntt_backup.catalog.statements import shown
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.formatting import many
 

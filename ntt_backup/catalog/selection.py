@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from psycopg import sql
 
 from ntt_backup.blobdir.layout import is_blobid
-from ntt_backup.catalog.connection import Connection, fragment, statement, translated
+from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.pending import (
     Stretch,
     columns,
@@ -23,6 +23,7 @@ from ntt_backup.catalog.pending import (
     rows_about,
     walk_indexes,
 )
+from ntt_backup.catalog.statements import fragment, statement
 from ntt_backup.errors import ConfigError
 from ntt_backup.formatting import printable
 from ntt_backup.model import Blob, BlobRange, StoredPack

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from psycopg import errors
 
-from ntt_backup.catalog.connection import Connection, configure, fragment, translated
+from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.pending import (
     Parts,
@@ -28,6 +28,7 @@ from ntt_backup.catalog.pending import (
     walk_indexes,
 )
 from ntt_backup.catalog.range_locks import RANGES, position, prefix_ranges
+from ntt_backup.catalog.statements import fragment
 from ntt_backup.model import OF_CHECKS, BlobRange, PendingEstimate
 
 _MILLISECONDS: Final = 400  # For all figures of `quick_totals`.

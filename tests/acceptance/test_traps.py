@@ -19,7 +19,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog.connection import load_all
+from ntt_backup.catalog.statements import load_all
 from ntt_backup.config import CatalogConfig, load
 from ntt_backup.report.target_facts import FactsReader
 from tests.helpers.bucket_environment import BucketEnvironment

@@ -6,10 +6,11 @@ import pytest
 from psycopg import sql
 
 from ntt_backup.catalog import failures, stats
-from ntt_backup.catalog.connection import Connection, fragment, statement
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.failures import UNKNOWN, acknowledge, find_blob, iter_failed, ledger_of
 from ntt_backup.catalog.ledger import Ledger, requeue
 from ntt_backup.catalog.pending import read_parts
+from ntt_backup.catalog.statements import fragment, statement
 from ntt_backup.errors import CatalogError, ConfigError
 from ntt_backup.model import Failure, Reason
 

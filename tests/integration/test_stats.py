@@ -10,10 +10,11 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog import connection, stats
-from ntt_backup.catalog.connection import Connection, connect, statement
+from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.history import start_run, update_run
 from ntt_backup.catalog.ledger import Ledger, record_checks
 from ntt_backup.catalog.schema import init_db
+from ntt_backup.catalog.statements import statement
 from ntt_backup.catalog.stats import (
     StoredObjects,
     exact_totals,

@@ -16,11 +16,11 @@ import pytest
 from psycopg import sql
 
 from ntt_backup.catalog import connection
-from ntt_backup.catalog.connection import fragment, load_all, shown, statement
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.latest_server import LatestServer
 from ntt_backup.catalog.pending import columns, form_of, index_names
 from ntt_backup.catalog.range_locks import lock_class
+from ntt_backup.catalog.statements import fragment, load_all, shown, statement
 from ntt_backup.errors import (
     CatalogError,
     CatalogRefused,
