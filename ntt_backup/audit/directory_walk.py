@@ -47,7 +47,7 @@ from ntt_backup.snapshot.patterns import matcher
 from ntt_backup.source.paths import MOST_LEVELS
 from ntt_backup.source.store import SourceTree, Store
 
-# A step ends behind so many directories, and behind the directory in which it has so many files.
+# The most directories of a step, and the number of files behind whose directory a step ends.
 STEP_DIRECTORIES: Final = 5000
 STEP_FILES: Final = 100_000
 # The youngest times of a directory that are trusted.
@@ -55,7 +55,7 @@ TRUSTED_NS: Final = 60 * 10**9
 # No file of the store, and there on each empty disk.
 _OF_THE_DISK: Final = "lost+found"
 _TOO_LONG: Final = "its path is too long"
-# Each step tells so many problems at most.
+# The most problems that a step reports.
 _MOST_TOLD: Final = 1000
 
 Problem = Callable[[str, str], object]

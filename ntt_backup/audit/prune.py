@@ -80,7 +80,7 @@ class Pruned:
         in_packs: The blobs that stay in packs of which at least half is needed.
         removed: The blobs that were removed.
         removed_bytes: The bytes of these.
-        elsewhere: Those of them that another target still has.
+        elsewhere: The removed blobs that another target still has.
         back: The blobs of which a file came back meanwhile: they are pending.
         left: The blobs that another session has held: they are left to the next call.
         damaged: The packs that were not made anew, since not all of them can be read.
@@ -338,7 +338,7 @@ class _Work:
 
 
 class _IntoPack(Hashing):
-    """Puts blobs of one pack into another one; `failures` has those that are not right."""
+    """Copies blobs of one pack into another pack; `failures` lists the blobs that are damaged."""
 
     def __init__(self, writer: PackWriter, reader: PackReader) -> None:
         super().__init__(reader.names)

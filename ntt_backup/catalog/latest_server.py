@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.process.memory import SharedNumber
 
-# A float holds so many clusters apart.
+# The most clusters that a float can tell apart.
 _CLUSTERS: Final = 2**52
 
 

@@ -29,10 +29,14 @@ _DONE: Final = "its files are gone; `prune` has removed it from this target, ano
 
 
 class Settled(NamedTuple):
-    """The numbers of blobs that a target has removed, and their bytes.
+    """What became of blobs that a target has removed.
 
-    deleted: no target has them any more. elsewhere: another one has them. back: they are pending,
-    since a file has come back. left: another session has locked their places.
+    Attributes:
+        deleted: The number of blobs that no target has any more.
+        elsewhere: The number of blobs that another target still has.
+        bytes: The bytes of the blobs of both kinds.
+        back: The number of blobs that are pending, since one of their files has come back.
+        left: The number of blobs whose places another session has locked.
     """
 
     deleted: int
@@ -85,7 +89,12 @@ class Prunable:
         self._parts["elsewhere"] = sql.SQL(" or ").join([sql.SQL("false"), *has])
 
     def look(self) -> tuple[int, int, int, int, list[bytes]]:
-        """Returns blobs and bytes, both without those that were begun before, and first paths."""
+        """Returns what is on the list.
+
+        Returns:
+            The number of blobs, their bytes, both without the removals that an earlier call has
+            begun, and the first paths.
+        """
         ((*counts, paths),) = self._conn.ask(_LIST, "look_at_prunable", limit=_PATHS)
         blobs, size, new, new_size = counts
         return blobs, size, new, new_size, paths or []
@@ -95,7 +104,7 @@ class Prunable:
         self._conn.ask(_LIST, "keep_prunable", blobids=list(blobids))
 
     def which(self, blobids: Sequence[str]) -> dict[str, bool]:
-        """Returns those of the blobs that are on the list, with whether their removal was begun."""
+        """Returns the blobs that are on the list, each with whether its removal was begun."""
         return dict(self._conn.ask(_LIST, "which_prunable", blobids=list(blobids)))
 
     def pages(self, limit: int, *, least: int = 0, begun: bool = False) -> Iterator[list[str]]:
@@ -103,7 +112,7 @@ class Prunable:
 
         Args:
             limit: The most blobs of a page.
-            least: Only blobs with at least so many bytes.
+            least: The least size of a blob in bytes.
             begun: All blobs whose removal was begun and not ended, also those with files.
         """
         name, past, found = "begun_prunable" if begun else "next_prunable", "", limit
@@ -116,7 +125,7 @@ class Prunable:
                 yield [blobid for (blobid,) in rows]
 
     def mark(self, blobids: Sequence[str]) -> list[str]:
-        """Marks those of the blobs as not copied that still have no file, and returns them."""
+        """Marks the blobs that still have no file as not copied, and returns these blobs."""
 
         def write() -> list[str]:
             self._conn.rows("lock_rows", {"blobids": list(blobids)})

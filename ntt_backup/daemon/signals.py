@@ -82,7 +82,7 @@ class SignalInbox:
 
 @contextmanager
 def time_limit(seconds: float, error: Exception) -> Iterator[None]:
-    """Raises error in the main thread after so many seconds. Objects in use are broken then.
+    """Raises `error` in the main thread after `seconds`. Objects in use are broken then.
 
     The caller keeps no reference to the error: its traceback leads to the caller. Such a loop would
     keep open what was in use, such as a connection, until the next look for garbage.

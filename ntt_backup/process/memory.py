@@ -15,8 +15,8 @@ from ntt_backup.errors import SourceError
 _FLOAT_BYTES: Final = 8
 _M_MMAP_THRESHOLD: Final = -3
 _LARGE: Final = 128 * 1024
-# A process that lives long looks for garbage after so many new objects, and through what is older
-# after four and eight times as many.
+# The thresholds of `gc` in a process that lives long: new objects until the youngest generation is
+# collected, and collections until each older generation is.
 _NEW_OBJECTS: Final = (5_000, 4, 2)
 # The message of Python if the system has no memory for the stack of a thread.
 _NO_THREAD: Final = "can't start new thread"

@@ -76,7 +76,7 @@ from ntt_backup_prunable;
 delete from ntt_backup_prunable where blobid = any(%(blobids)s::text[]);
 
 -- name: next_prunable
--- The next blobs of the list after one, which have at least so many bytes.
+-- The next blobs of the list after a blobid, of at least a given size in bytes.
 select blobid from ntt_backup_prunable
 where blobid > %(past)s and size >= %(least)s order by blobid limit %(limit)s;
 
