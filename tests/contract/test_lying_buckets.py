@@ -23,6 +23,7 @@ from ntt_backup.objects import s3_answers
 from ntt_backup.objects.bucket import sweep
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.objects.s3_bucket import S3Bucket
+from tests.helpers.program import share_models
 from tests.helpers.s3_servers import Account, as_account
 from tests.helpers.sshd import HOST
 
@@ -100,6 +101,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
 @pytest.fixture
 def bucket(liar: Liar) -> S3Bucket:
     values = {"url": "s3://bucket/backup", "endpoint": liar.endpoint, "addressing": "path"}
+    share_models()
     opened = open_bucket(RemoteSettings.model_validate(values))
     assert isinstance(opened, S3Bucket)
     opened.patience = 0.0

@@ -39,6 +39,7 @@ from ntt_backup.demo import seaweedfs as demo
 from ntt_backup.demo.processes import Interrupts
 from ntt_backup.process.spawn import die_with_parent
 from tests.helpers.parallel import memory, ports
+from tests.helpers.program import share_models
 from tests.helpers.sshd import HOST, free_port
 from tests.helpers.waiting import wait_until
 
@@ -172,6 +173,7 @@ def seaweedfs(address: str = HOST, inside: Sequence[str] = (), disk: int = 0) ->
         sender: demo.WRITE,
         reader: demo.READ,
     }
+    share_models()
     with _home("seaweedfs") as home:
         server = demo.SeaweedFS(home, Interrupts(), rights, ports(), address, inside)
         if disk:

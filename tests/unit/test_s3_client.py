@@ -17,6 +17,7 @@ from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteDenied
 from ntt_backup.objects.bucket import ContentDamaged, ObjectExists, ObjectInfo
 from ntt_backup.objects.s3_bucket import S3Bucket, make_client
+from tests.helpers.program import share_models
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,7 @@ def _listed(monkeypatch: pytest.MonkeyPatch, modified: str) -> list[ObjectInfo]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     remote = RemoteSettings.model_validate({"url": "s3://bucket", "region": "eu-central-1"})
+    share_models()
     client: Any = make_client(remote)
     one = f"<Contents><Key>a</Key><Size>1</Size><LastModified>{modified}</LastModified></Contents>"
     last = "<IsTruncated>false</IsTruncated>"
