@@ -63,7 +63,7 @@ def test_all_comes_back_from_the_bucket_alone(backup: BucketEnvironment) -> None
 
 @pytest.mark.parametrize(
     "place",
-    [pytest.param(-1400, marks=pytest.mark.long), 3000, None],
+    [pytest.param(-1400, marks=pytest.mark.long), 3000, pytest.param(None, marks=pytest.mark.long)],
     ids=["table", "content", "gone"],
 )
 def test_what_is_damaged_is_found_and_mended_by_the_next_run(

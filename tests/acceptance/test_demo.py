@@ -239,8 +239,9 @@ def test_stopped_demo_leaves_nothing(
 
 @pytest.mark.parametrize(
     "options",
-    [("--ssh-server", "embedded"), pytest.param(("--s3",), marks=pytest.mark.long)],
+    [("--ssh-server", "embedded"), ("--s3",)],
 )
+@pytest.mark.long
 def test_killed_demo_leaves_files_but_no_process(
     place: Path, files: Path, options: tuple[str, ...]
 ) -> None:

@@ -101,8 +101,8 @@ def test_an_image_alone_is_what_the_kernel_mounts(tmp_path: Path, place: Path) -
 
 
 def test_every_blob_of_a_real_bucket_is_right(place: Path, s3: S3Server) -> None:
-    blobs = contents(4000, 3, SHAPE)
-    environ = fill(s3.bucket(), packs(blobs, 400))
+    blobs = contents(800, 3, SHAPE)
+    environ = fill(s3.bucket(), packs(blobs, 200))
     found = mount(place, **environ)
     assert found["blobs"] == len(blobs)
     assert wrong(place, blobs) == []

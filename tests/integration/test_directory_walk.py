@@ -374,8 +374,8 @@ def test_many_directories_go_in_steps(
     catalog: Connection, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory_walk, "STEP_DIRECTORIES", 3)
-    for nth in range(300):
-        make(root / "wide" / f"{nth % 100}" / f"{nth % 7}" / str(nth))
+    for nth in range(90):
+        make(root / "wide" / f"{nth % 30}" / f"{nth % 7}" / str(nth))
     deep = root / "/".join(map(str, range(100)))
     make(deep / "file")
     make(root / "/".join(map(str, range(200))) / "too-deep")
@@ -383,7 +383,7 @@ def test_many_directories_go_in_steps(
     assert list(said.values()) == ["its path is too long"]
     expected = {one for one in on_disk(root) if not one.endswith(b"too-deep")}
     assert (found.registered, places_where(catalog)) == (len(expected), expected)
-    shutil.rmtree(root / "wide" / "50")
+    shutil.rmtree(root / "wide" / "20")
     found, said = problems(catalog, settings(root))
     assert found.gone == 3
 

@@ -425,7 +425,7 @@ def test_claimers_cover_everything_once_and_share_no_range(
     monkeypatch.setattr(range_locks, "_LOOK_MS", milliseconds)
     monkeypatch.setattr(range_locks, "_LOOK_AGAIN_MS", milliseconds)
     monkeypatch.setattr(range_locks, "_READ_MS", milliseconds)
-    add_hashes(catalog, 400 if prefix else 4000)
+    add_hashes(catalog, 400 if prefix else 1500)
     if prefix:
         add_prefixed(catalog, prefix + "0", 225)
         add_prefixed(catalog, prefix, 3000)

@@ -95,7 +95,7 @@ def test_each_recipient_opens_a_file_and_nobody_else(count: int) -> None:
     people = [Person.new() for _ in range(count)]
     data = sealed(b"content", [one.public for one in people])
     assert len(data) == sealed_size(7)
-    for one in people:
+    for one in [*people[::13], people[-1]]:
         assert by_pyrage(data, one) == opened(data, one.secret) == b"content"
     with pytest.raises(SealedForOthers):
         opened(data, OTHER.secret)

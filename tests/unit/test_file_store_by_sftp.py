@@ -202,7 +202,7 @@ def test_a_listing_must_end(opened: Open, tmp_path: Path, fault: str) -> None:
     (tmp_path / "root" / "packs").mkdir()
     (tmp_path / "root" / NAME[: NAME.rindex("/")]).mkdir()
     store = opened(fault)
-    store.area = PACK_AREA._replace(most=10_000)
+    store.area = PACK_AREA._replace(most=500)
     with pytest.raises(ProtocolViolation, match="does not end"):
         list(store.list())
 

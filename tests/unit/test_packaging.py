@@ -43,7 +43,8 @@ def test_the_wheel_installs_both_programs_and_all_files_of_the_service(
     subprocess.run(run, check=True)
     python = venv / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
-    subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", str(wheel)], check=True)
+    options = ["-q", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, "install", *options, str(wheel)], check=True)
     (site,) = venv.glob("lib/python*/site-packages")
     ours = next(path for path in sys.path if path.endswith("site-packages"))
     # Without what an editable install has put there: .pth files of a .pth's directory do not count.

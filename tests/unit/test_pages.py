@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,6 +121,16 @@ def test_the_readme_lists_the_pages_in_the_parts_of_the_site() -> None:
         assert re.findall(r"\]\(docs/([^)]+\.md)\)", lines) == pages, part
 
 
+def test_the_site_gets_the_help_of_each_command() -> None:
+    """mkdocs, which takes seconds, builds the site in the next test."""
+    site = runpy.run_path(str(ROOT / "bin" / "packaging" / "site" / "build.py"))
+    said = site["commands"]()
+    assert "ntt-backup-remote snapshot restore [OPTIONS]" in said
+    assert site["with_links"]("[a](docs/verify.md#b)", "README.md") == "[a](verify.md#b)"
+    assert site["with_indentation"]("- a\n  - b") == "- a\n    - b\n"
+
+
+@pytest.mark.long
 def test_the_site_is_built_and_has_each_page(tmp_path: Path) -> None:
     """Without a network; a link or an anchor that leads nowhere is an error of mkdocs."""
     pytest.importorskip("material")

@@ -116,7 +116,7 @@ def whole(catalog: Catalog, wanted: int = 1) -> list[str]:
     return found
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.sets(st.integers(0, 255)), st.integers(1, 1000), st.integers(20, 500))
 @example({16 * digit + end for digit in range(16) for end in (7, 15)}, 1, 10)  # Of both halves.
 def test_a_search_finds_all_there_is_and_hands_nothing_out_twice(
