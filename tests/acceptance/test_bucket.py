@@ -14,12 +14,9 @@ from botocore.exceptions import ClientError
 
 from ntt_backup.config import Settings, load
 from ntt_backup.daemon.checks import check_due
-from ntt_backup.pack.names import LARGE_BLOB
 from tests.helpers.bucket_environment import BucketEnvironment, as_reader
 from tests.helpers.s3_servers import as_account
 from tests.helpers.waiting import PATIENCE, await_silence, wait_until
-
-LARGE = LARGE_BLOB + 1
 
 
 def test_a_first_run_a_second_one_and_one_with_more(bucket_env: BucketEnvironment) -> None:
@@ -36,20 +33,9 @@ def test_a_first_run_a_second_one_and_one_with_more(bucket_env: BucketEnvironmen
     env.run("run", expect=0)
     assert set(env.packs()) == before
     env.put(b"one more")
-    env.put(random.Random(5).randbytes(LARGE))
     env.run("run", expect=0)
     env.assert_complete()
     assert len(env.packs()) == 2
-    status = env.status()
-    assert status["copied"] == len(env.in_store())
-    (row,) = env.query("select sum(size)::bigint from ntt_backup.packs")
-    counted = {"packs": 2, "pack_bytes": row[0], "large_blobs": 1, "large_bytes": LARGE}
-    assert status["objects"] == counted
-    # What another target's batches travel by concerns no command that sends nothing.
-    env.write_config(run={"strategy": "tar"})
-    shown = env.call("status").stdout
-    assert re.search(r"on the target +2 packs, .*; 1 large blob as files of their own", shown)
-    env.call("requeue", expect=0)
 
 
 def test_check_looks_at_all_that_a_run_needs(bucket_env: BucketEnvironment) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from ntt_backup.pack.names import LARGE_BLOB
 from tests.helpers.blobs import Person, tree
 from tests.helpers.bucket_environment import BucketEnvironment
 from tests.helpers.postgres import Postgres
 
-MIB = 1 << 20
+LARGE = LARGE_BLOB + 1
 
 
 @pytest.fixture
@@ -44,8 +45,19 @@ def damage(env: BucketEnvironment, key: str, place: int) -> None:
 
 def test_all_comes_back_from_the_bucket_alone(backup: BucketEnvironment) -> None:
     env = backup
-    env.fill(1, size=lambda _: 66 * MIB)
+    env.fill(1, size=lambda _: LARGE)
     env.run("run", expect=0)
+    status = env.status()
+    assert status["copied"] == len(env.in_store())
+    (row,) = env.query("select sum(size)::bigint from ntt_backup.packs")
+    counted = {"packs": 2, "pack_bytes": row[0], "large_blobs": 1, "large_bytes": LARGE}
+    assert status["objects"] == counted
+    # What another target's batches travel by concerns no command that sends nothing.
+    env.write_config(run={"strategy": "tar"})
+    shown = env.call("status").stdout
+    assert re.search(r"on the target +2 packs, .*; 1 large blob as files of their own", shown)
+    env.call("requeue", expect=0)
+
     expected, back = env.in_store(), env.root / "back"
     env.write_config(catalog={"url": "postgresql://nobody@127.0.0.1:1/none"})
     env.store.rename(env.root / "lost")
@@ -99,7 +111,7 @@ def test_what_is_sealed_comes_back_by_the_identity_alone(
     env.environ["XDG_CACHE_HOME"] = str(env.root / "cache")
     env.write_config(pack={"recipients": [owner.public]}, dump={"bin": str(postgres.programs)})
     env.fill(100)
-    env.fill(1, seed=2, size=lambda _: 66 * MIB)
+    env.fill(1, seed=2, size=lambda _: LARGE)
     checked = env.call("check")
     assert re.search(r"^ok +sealing +.* for 1 recipient$", checked.stdout, re.MULTILINE)
     env.environ["NTT_PACK_IDENTITY_FILE"] = str(key)
