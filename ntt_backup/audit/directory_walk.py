@@ -29,7 +29,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.blobdir.descriptors import closing, opened_anew
+from ntt_backup.blobdir.descriptors import closing
 from ntt_backup.blobdir.layout import kind_of
 from ntt_backup.catalog import files_by_path
 from ntt_backup.catalog.connection import Connection
@@ -247,7 +247,7 @@ class _Step:
         prefix = f"{below}/" if below else ""
         empty = complete = True
         unreadable = self.unreadable
-        with closing(opened_anew(self._tree.directory(below))) as fd, os.scandir(fd) as listing:
+        with closing(self._tree.open_directory(below)) as fd, os.scandir(fd) as listing:
             before = os.fstat(fd)
             above = os.stat("..", dir_fd=fd)
             for entry in listing:

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
+from functools import cached_property
 from typing import Any, Final
 
 from ntt_backup.audit.proof import Blobs, Proof, Proved, answer_questions, cut_jobs
@@ -223,6 +224,10 @@ class _Work:
         self.seen.outside = [] if self.by_path else self.tree.outside()
         self.prefixes = [] if self.by_path else self._in_order(self.tree.level(""))
 
+    @cached_property
+    def _ledger(self) -> Ledger:
+        return Ledger(self.conn, self.target)
+
     def ranges(self, on_progress: Callable[[Comparison], None]) -> Iterator[list[Blob]]:
         """Compares one range after the other. Yields the blobs of each that remain to be proved."""
         # Each range costs the remote's answer to a listing, and holds its rows in memory.
@@ -251,8 +256,7 @@ class _Work:
         jobs = (job for blobs in self.ranges(on_progress) for job in cut_jobs(blobs))
 
         def step() -> None:
-            for proved in queue.take_results():
-                self._judge_proof(proved)
+            self._judge_proofs(queue.take_results())
             while not queue.full:
                 if (job := next(jobs, None)) is None:
                     queue.close()
@@ -264,25 +268,23 @@ class _Work:
             answer_questions(queue, lambda job: Proof(job, store), lambda found: found, session)
 
         try:
-            pool.open_first()
             pool.run(workers, work, step)
         finally:
             queue.close()
             pool.close()
-            for proved in queue.take_results():
-                self._judge_proof(proved)
+            self._judge_proofs(queue.take_results())
 
-    def _judge_proof(self, proved: Proved) -> None:
+    def _judge_proofs(self, results: Iterable[Proved]) -> None:
         """Marks what was proved, and tells what was not."""
-        of_source = {failure.blobid for failure in proved.of_source}
-        unproved = [(failure.blobid, str(failure.detail)) for failure in proved.failures]
-        for blobid in (*proved.by_remote_hash, *proved.unchecked):
-            said = "the store's copy is damaged" if blobid in of_source else "the store has no copy"
-            unproved.append((blobid, said))
-        for blobid, remark in unproved:
-            self.tell(Difference.UNPROVED, blobid, remark)
-        left = {blobid for blobid, _ in unproved}
-        self.found += [blob for blob in proved.job if blob.blobid not in left]
+        for proved in results:
+            of_source = {failure.blobid for failure in proved.of_source}
+            left = {failure.blobid: str(failure.detail) for failure in proved.failures}
+            for blobid in (*proved.by_remote_hash, *proved.unchecked):
+                damaged = blobid in of_source
+                left[blobid] = "the store's copy is damaged" if damaged else "the store has no copy"
+            for blobid, remark in left.items():
+                self.tell(Difference.UNPROVED, blobid, remark)
+            self.found += [blob for blob in proved.job if blob.blobid not in left]
         self.record()
 
     def compare(self, prefix: str, one: BlobRange) -> None:
@@ -365,11 +367,9 @@ class _Work:
                 yield listed
             return
         prefixes = [one for one in self.prefixes if one.startswith(prefix)]
-        directories = (
-            each for one in prefixes for each in self._in_order(self.tree.directories(below=one))
-        )
-        for directory in directories:
-            for found in self.tree.sizes(directory):
+        tree = self.tree
+        for directory in (each for one in prefixes for each in tree.directories(below=one)):
+            for found in [directory] if isinstance(directory, Stray) else tree.sizes(directory):
                 if isinstance(found, Stray):
                     self._tell_stray(found)
                 else:
@@ -483,7 +483,7 @@ class _Work:
                 found = [blob for blob in found if blob.blobid not in damaged]
             # The size of a file proves nothing about its content.
             checked = proved or isinstance(self.names, PackNames)
-            Ledger(self.conn, self.target).record(found, [], checked=checked)
+            self._ledger.record(found, [], checked=checked)
             self.seen.marked += len(found)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Protocol
 
 from ntt_backup.blobdir.walk import StrayKind
+from ntt_backup.client.read_session import ReadSession
 from ntt_backup.client.session_pool import SessionPool
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import NOT_SEALED
@@ -39,8 +40,8 @@ class ReceiverNames:
     def __init__(
         self, settings: RemoteConfig, on_outage: Callable[[BackupError, float], None]
     ) -> None:
-        self._pool = SessionPool(settings, "reconcile", ("list",), on_outage)
-        self._session = self._pool.session("0")
+        pool = SessionPool(settings, "reconcile", ("list",), on_outage)
+        self._session = pool.session("0")
 
     def below(self, prefix: str, on_stray: OnStray) -> Iterator[tuple[bytes, int]]:
         """Yields the blobs with a prefix, with their sizes, in order. on_stray is told path and
@@ -51,7 +52,7 @@ class ReceiverNames:
 
     def is_empty(self) -> bool:
         """Returns whether there is no blob at all."""
-        return self._pool.is_empty()
+        return self._session.do(ReadSession.is_empty)
 
     def close(self) -> None:
         self._session.close()

@@ -20,6 +20,7 @@ from ntt_backup.blobdir.descriptors import (
     make_directory,
     open_file,
     open_untouched,
+    opened_anew,
 )
 from ntt_backup.wire.framing import FORMAT, IDENTITY, IDENTITY_BYTES
 
@@ -218,22 +219,27 @@ class BlobDirectory:
         if fd is not None:
             self._opened.move_to_end(path)
             return fd
+        fd = self._opened[path] = self.open_directory(path, make)
+        if len(self._opened) > self._kept:
+            os.close(self._opened.popitem(last=False)[1])
+        return fd
+
+    def open_directory(self, path: str, make: bool = False) -> int:
+        """Returns a new descriptor to list a directory by, for the caller to close."""
+        if not path:
+            return opened_anew(self.fd)
         parent, _, name = path.rpartition("/")
         above = self.directory(parent, make)
         try:
             try:
-                fd = self._open_level(above, name)
+                return self._open_level(above, name)
             except FileNotFoundError:
                 if not make:
                     raise
                 make_directory(above, name, 0o755)
-                fd = self._open_level(above, name)
+                return self._open_level(above, name)
         except OSError as error:
             raise self.error_at(path, error) from None
-        self._opened[path] = fd
-        if len(self._opened) > self._kept:
-            os.close(self._opened.popitem(last=False)[1])
-        return fd
 
     def open(self, path: str) -> int:
         """Returns a descriptor of whatever lies at path, for the caller to close.
@@ -279,7 +285,7 @@ class BlobDirectory:
         if self._device is None:
             return open_untouched(name, DIRECTORY, above)
         try:
-            fd = os.open(name, DIRECTORY, dir_fd=above)
+            fd = open_untouched(name, DIRECTORY, above)
         except NotADirectoryError:
             if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.blobdir.descriptors import closing, opened_anew
+from ntt_backup.blobdir.descriptors import closing
 from ntt_backup.blobdir.layout import BlobDirectory, is_blobid
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Tree(BlobDirectory):
         """Yields the directories in "" or "aa" in no order, and the strays among them."""
         is_directory = self.layout.is_directory
         try:
-            with closing(opened_anew(self.directory(parent))) as fd, os.scandir(fd) as listing:
+            with closing(self.open_directory(parent)) as fd, os.scandir(fd) as listing:
                 for entry in listing:
                     path = f"{parent}/{entry.name}" if parent else entry.name
                     if is_directory(path) and entry.is_dir(follow_symlinks=False):
@@ -133,7 +133,7 @@ class Tree(BlobDirectory):
         prefix = directory.replace("/", "")
         before = prefix if self.layout.file_at else ""
         try:
-            with closing(opened_anew(self.directory(directory))) as fd, os.scandir(fd) as listing:
+            with closing(self.open_directory(directory)) as fd, os.scandir(fd) as listing:
                 for entry in listing:
                     blobid = before + entry.name
                     if (

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TextIO, TypeVar
 
 import click
 
@@ -29,9 +29,8 @@ from ntt_backup.errors import (
     complete,
     worst,
 )
-from ntt_backup.formatting import json_value, many, printable, render_error
+from ntt_backup.formatting import duration, json_value, many, printable, render_error, size
 from ntt_backup.model import Failure, Failures
-from ntt_backup.report.plain_output import ProgressLine, pace, time_left
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -40,6 +39,8 @@ T = TypeVar("T")
 _SHOWN: Final = 20
 _INTERRUPTED: Final = 130
 _NOTE_S: Final = 3.0
+_LINE_SECONDS: Final = 60.0
+_IN_PLACE_SECONDS: Final = 0.5
 # A catalog that does not answer is no trouble of the target, and may be a mistyped `--database`.
 _REFUSALS: Final = (CatalogUnavailable, ConfigError, DestinationError, LockHeld, SourceError)
 
@@ -132,6 +133,61 @@ def first_lines(
     if (more := total - _SHOWN) > 0:
         lines.append(f"  and {more:,} more{end}")
     return lines
+
+
+class ProgressLine:
+    """Prints progress to a stream, usually stderr; nothing if quiet or if nobody reads."""
+
+    def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
+        self._stream: TextIO | None = None if quiet else stream
+        self._in_place = stream.isatty()
+        self._step = _IN_PLACE_SECONDS if self._in_place else _LINE_SECONDS
+        self._next = time.monotonic() + self._step
+        self._open = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_line()
+
+    def show(self, text: Callable[[], str]) -> None:
+        """Shows the present state. text: is called only when a line is due."""
+        if self._stream is not None and time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._step
+            self._print(f"\r\x1b[K{text()}" if self._in_place else f"{text()}\n")
+            self._open = self._in_place
+
+    def say(self, text: str) -> None:
+        """Prints a line that stays."""
+        self.end_line()
+        self._print(f"{printable(text)}\n")
+
+    def outage(self, error: BackupError, wait_s: float) -> None:
+        """Says that the remote is unreachable, and when it is tried again."""
+        self.say(f"remote is unreachable, again in {duration(wait_s)}: {error}")
+
+    def end_line(self) -> None:
+        """Lets other output begin in a line of its own."""
+        if self._open:
+            self._print("\n")
+        self._open = False
+
+    def _print(self, text: str) -> None:
+        if self._stream is not None:
+            with suppress(OSError):
+                self._stream.write(text)
+                self._stream.flush()
+
+
+def pace(bytes_: int, seconds: float) -> str:
+    """Returns an amount with its rate: `3.0 GB (12.0 MB/s)`."""
+    return f"{size(bytes_)} ({size(int(bytes_ / max(seconds, 1e-3)))}/s)"
+
+
+def time_left(part: float, seconds: float) -> str:
+    """Returns `, about 3 min 2 s left`, where a part from 0 to 1 took so many seconds."""
+    return f", about {duration(seconds * (1 - part) / part)} left" if 0 < part < 1 else ""
 
 
 def progress_line() -> ProgressLine:

@@ -6,11 +6,13 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ntt_backup import events
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError
+
+if TYPE_CHECKING:
+    from ntt_backup import events
 
 # The restarts in a row of a process that must not die.
 RESTARTS: Final = 5
@@ -141,6 +143,8 @@ class Outages:
         wait_s = clock.next_wait(time.monotonic())
         if wait_s is None:
             raise error
+        from ntt_backup import events  # Commands that only wait for a session have none.
+
         self._emit(
             events.Outage(
                 what=_REPORTED_AS.get(side, side),
@@ -157,6 +161,8 @@ class Outages:
         clock = self._clocks[side]
         ends = self.lasts(side)
         if ends:
+            from ntt_backup import events
+
             lasted = clock.lasted(time.monotonic())
             self._emit(events.OutageEnd(what=_REPORTED_AS.get(side, side), duration_s=lasted))
         clock.over()

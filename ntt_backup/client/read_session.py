@@ -73,6 +73,8 @@ class ReadSession(ReceiverConnection):
         self._frames: Iterator[tuple[int, memoryview]] = iter(())
         # Of each question the digests, the offset of the first blob, and the listed sizes.
         self._asked: deque[tuple[tuple[bytes, ...], int, Mapping[bytes, int]]] = deque()
+        # The names that were asked for ahead.
+        self._listing: tuple[bytes, bytes, int] | None = None
         self.settled = 0
         self.open(reading=1)
 
@@ -80,11 +82,13 @@ class ReadSession(ReceiverConnection):
 
     def names(self, low: bytes, high: bytes, most: int) -> Page:
         """Returns the first names from low to high, both included; at most `most` names."""
+        if self._listing != (low, high, most):
+            self.ask_names(low, high, most)
+        self._listing = None
         names: list[tuple[bytes, int]] = []
         strays: list[tuple[int, str]] = []
         last = b""
         with self.checked():
-            self._send(messages.LIST.frame(low, high, most))
             while True:
                 kind, payload = self._next()
                 if kind == messages.NAMES:
@@ -103,6 +107,16 @@ class ReadSession(ReceiverConnection):
                     return Page(names, strays, messages.LISTED.read(payload).more)
                 else:
                     raise ProtocolError(f"a frame of type {kind} within a listing")
+
+    def ask_names(self, low: bytes, high: bytes, most: int) -> None:
+        """Asks for names. The next question must be `names`, for the same."""
+        with self.checked():
+            self._send(messages.LIST.frame(low, high, most))
+        self._listing = low, high, most
+
+    def is_empty(self) -> bool:
+        """Returns whether the remote has no blob at all."""
+        return not self.names(bytes(32), b"\xff" * 32, most=1).names
 
     def ask_sums(self, hashed: int, key: bytes, digests: Sequence[bytes]) -> None:
         """Asks the remote for a sum of each blob; `sums` returns them in the order of asking.

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
@@ -93,7 +94,7 @@ class SessionPool:
         """Returns whether the remote has no blob at all. Asks without retries."""
         session = self._open("look")
         try:
-            return not session.names(bytes(32), b"\xff" * 32, most=1).names
+            return session.is_empty()
         finally:
             session.abort()
 
@@ -230,6 +231,8 @@ class ReconnectingSession:
     ) -> Iterator[list[tuple[bytes, int]]]:
         """Yields pages of the remote's blobids and sizes, in order.
 
+        The remote lists the next page meanwhile: no other question comes before the last page.
+
         Args:
             prefix: The first digits of all blobids.
             shard: The part of these that is listed.
@@ -239,14 +242,18 @@ class ReconnectingSession:
         low = int(prefix.ljust(_DIGITS, "0"), 16)
         high = min(shard.end, low + (1 << 4 * (_DIGITS - len(prefix))))
         low = max(shard.first, low)
+        last = (high - 1).to_bytes(32, "big")
         while low < high:
-            first, last = low.to_bytes(32, "big"), (high - 1).to_bytes(32, "big")
+            first = low.to_bytes(32, "big")
             page = self.do(partial(ReadSession.names, low=first, high=last, most=_PAGE))
+            left = page.names and page.more
+            low = int.from_bytes(page.names[-1][0], "big") + 1 if left else high
+            if low < high and self._session is not None:
+                with suppress(BackupError):  # The next question meets the same error.
+                    self._session.ask_names(low.to_bytes(32, "big"), last, _PAGE)
             for kind, path in page.strays:
                 on_stray(path, _STRAYS.get(kind, StrayKind.UNREADABLE))
             yield page.names
-            left = page.names and page.more
-            low = int.from_bytes(page.names[-1][0], "big") + 1 if left else high
 
     def close(self) -> None:
         """Ends the session in good order."""

@@ -1,4 +1,4 @@
-"""A run and a long command tell of themselves in plain lines, for a mail, the journal, a pipe.
+"""A run tells of itself in plain lines, for a mail, the journal, a pipe.
 
 A view never ends a run: once nobody reads any more, the view is silent. Nothing here loads rich,
 which a cron job never needs.
@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
-from typing import Any, Final, Self, TextIO
+from collections.abc import Collection, Mapping
+from typing import Any, Final, TextIO
 
 from ntt_backup import events
 from ntt_backup.daemon.listeners import Listener
-from ntt_backup.errors import SOME_FAILED, BackupError
-from ntt_backup.formatting import duration, printable, size
+from ntt_backup.errors import SOME_FAILED
 
 FAILURES_SHOWN: Final = 20
 _OF_AN_ERROR: Final = ("exit_code", "message", "detail", "hint")
 # In the environment as TERM.
 _CANNOT_DRAW: Final = ("dumb", "unknown")
-_LINE_SECONDS: Final = 60.0
-_IN_PLACE_SECONDS: Final = 0.5
 
 
 def make_views(
@@ -113,58 +108,3 @@ class JsonResult(PlainView):
         error, self._error = self._error, None
         with_error = {} if error is None else {"error": error}
         self._print(json.dumps({"target": self._target, **with_error, **fields}))
-
-
-class ProgressLine:
-    """Prints progress to a stream, usually stderr; nothing if quiet or if nobody reads."""
-
-    def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
-        self._stream: TextIO | None = None if quiet else stream
-        self._in_place = stream.isatty()
-        self._step = _IN_PLACE_SECONDS if self._in_place else _LINE_SECONDS
-        self._next = time.monotonic() + self._step
-        self._open = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end_line()
-
-    def show(self, text: Callable[[], str]) -> None:
-        """Shows the present state. text: is called only when a line is due."""
-        if self._stream is not None and time.monotonic() >= self._next:
-            self._next = time.monotonic() + self._step
-            self._print(f"\r\x1b[K{text()}" if self._in_place else f"{text()}\n")
-            self._open = self._in_place
-
-    def say(self, text: str) -> None:
-        """Prints a line that stays."""
-        self.end_line()
-        self._print(f"{printable(text)}\n")
-
-    def outage(self, error: BackupError, wait_s: float) -> None:
-        """Says that the remote is unreachable, and when it is tried again."""
-        self.say(f"remote is unreachable, again in {duration(wait_s)}: {error}")
-
-    def end_line(self) -> None:
-        """Lets other output begin in a line of its own."""
-        if self._open:
-            self._print("\n")
-        self._open = False
-
-    def _print(self, text: str) -> None:
-        if self._stream is not None:
-            with suppress(OSError):
-                self._stream.write(text)
-                self._stream.flush()
-
-
-def pace(bytes_: int, seconds: float) -> str:
-    """Returns an amount with its rate: `3.0 GB (12.0 MB/s)`."""
-    return f"{size(bytes_)} ({size(int(bytes_ / max(seconds, 1e-3)))}/s)"
-
-
-def time_left(part: float, seconds: float) -> str:
-    """Returns `, about 3 min 2 s left`, where a part from 0 to 1 took so many seconds."""
-    return f", about {duration(seconds * (1 - part) / part)} left" if 0 < part < 1 else ""

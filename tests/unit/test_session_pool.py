@@ -16,9 +16,12 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.process import threads
 from ntt_backup.process.threads import WorkQueue, run_threads
+from ntt_backup.wire import messages
+from ntt_backup.wire.framing import CRC_BYTES, HEADER
 from tests.helpers.waiting import PATIENCE
 
 Work = Callable[[ReadSession], str]
+NAMES = [(number.to_bytes(32, "big"), number) for number in range(1, 50)]
 LOST = RemoteUnreachable("the connection to the remote was lost", detail="status 255")
 
 
@@ -93,6 +96,54 @@ def test_work_that_is_done_ends_the_count_of_lost_connections(
     for _ in range(3):
         assert session.do(dies(FRUITLESS - 1, settles=0)) == "done"
     assert waits[0] == waits[FRUITLESS - 1]
+
+
+class Lister(ReadSession):
+    """A session that lists NAMES in pages, and is lost with the nth frame."""
+
+    def __init__(self, nth: int) -> None:
+        self.received = self.settled = 0
+        self._listing = None
+        self._left = nth
+        self._answers: deque[bytes] = deque()
+
+    def abort(self) -> None: ...
+
+    def _send(self, frame: bytes) -> None:
+        self._count_frame()
+        low, high, most = messages.LIST.read(payload_of(frame))
+        found = [one for one in NAMES if low <= one[0] <= high]
+        page = messages.NAMES.frame(found[:most])
+        self._answers += page, messages.LISTED.frame(len(found), 0, 0, len(found) > most)
+
+    def _next(self, more_patience: float = 0.0) -> tuple[int, memoryview]:
+        self._count_frame()
+        self.received += 1
+        frame = self._answers.popleft()
+        return frame[HEADER.size - 1], payload_of(frame)
+
+    def _count_frame(self) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            raise LOST
+
+
+def payload_of(frame: bytes) -> memoryview:
+    return memoryview(frame)[HEADER.size : -CRC_BYTES]
+
+
+@pytest.mark.parametrize("nth", [4, 5, 6, 7])
+def test_a_listing_goes_on_where_the_connection_was_lost(
+    waits: Waits, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the next page was asked for already, and with a page that came before that."""
+    monkeypatch.setattr("ntt_backup.client.session_pool._PAGE", 10)
+    sessions = [Lister(1), *(Lister(nth) for _ in range(len(NAMES)))]
+    clock = OutageClock(Backoff(1, 60), 3600.0, lambda: 1.0)
+    listing = ReconnectingSession(lambda: sessions.pop(0), clock, waits.note, attempts=3)
+    pages = list(listing.names("", lambda path, kind: None))
+    assert [name for page in pages for name in page] == NAMES
+    assert len(waits) > 1
 
 
 @pytest.mark.timeout(PATIENCE)

@@ -14,7 +14,6 @@ from ntt_backup.cli.options import IDENTITY, RESULT, flag, repeated
 from ntt_backup.config import ALL_TARGETS, Settings
 from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.formatting import duration, many, printable, size
-from ntt_backup.report.plain_output import pace
 from ntt_backup.restore.heal import Healed, Healing, Outcome, Suspects, nearest_first
 
 _KEPT: Final = 1000
@@ -74,7 +73,7 @@ def heal(
             line.show(
                 lambda: (
                     f"{done.examined:,}{of} examined, {done.healed:,} healed,"
-                    f" {len(done.wrong):,} not, {pace(done.bytes, done.duration_s)} fetched"
+                    f" {len(done.wrong):,} not, {results.pace(done.bytes, done.duration_s)} fetched"
                 )
             )
 

@@ -24,7 +24,6 @@ from ntt_backup.formatting import amount, duration, many, printable, size
 from ntt_backup.pack.age_encryption import SealedForOthers
 from ntt_backup.pack.format import MAX_ENTRIES, PackError
 from ntt_backup.pack.reader import PackFile
-from ntt_backup.report.plain_output import time_left
 from ntt_backup.source.pack_file import Packed, list_store, pack_blobs
 from ntt_backup.source.store import Store
 
@@ -344,7 +343,7 @@ def _build_image(
     began = time.monotonic()
 
     def so_far(built: Built) -> str:
-        left = time_left(built.part, time.monotonic() - began)
+        left = results.time_left(built.part, time.monotonic() - began)
         return f"{many(built.packs, 'pack')} read, {built.part:.1%}{left}"
 
     with results.progress_line() as line:

@@ -29,7 +29,6 @@ from ntt_backup.filestore.open import open_store, open_to_read
 from ntt_backup.filestore.pins import pin_words, put_pin, read_pins, remove_pins
 from ntt_backup.filestore.reconnecting import ReconnectingStore
 from ntt_backup.formatting import duration, many, moment, printable, size, utc
-from ntt_backup.report.plain_output import ProgressLine, pace
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.names import SNAPSHOTS, SnapshotDamaged, require_set
 from ntt_backup.snapshot.origins import Origins
@@ -62,7 +61,7 @@ _set_argument = click.argument("set_name", metavar="SET", shell_complete=options
 
 
 def _patient(
-    opener: Callable[[RemoteConfig, Area], R], settings: RemoteConfig, line: ProgressLine
+    opener: Callable[[RemoteConfig, Area], R], settings: RemoteConfig, line: results.ProgressLine
 ) -> closing[ReconnectingStore[R]]:
     """Returns the repository of the target, which waits out outages, and says so."""
     opened = partial(opener, settings, SNAPSHOTS)
@@ -99,7 +98,7 @@ def snapshot_take(
         unread = results.first_only(line)
 
         def progress(files: int, _: int, read: int, stored: int) -> None:
-            rate = pace(read, time.monotonic() - began)
+            rate = results.pace(read, time.monotonic() - began)
             line.show(lambda: f"{many(files, 'file')}, {rate} read, {size(stored)} stored")
 
         told = Report(progress, lambda path, why: unread(f"{path}: {why}"))
@@ -478,7 +477,8 @@ def snapshot_verify(
             line.show(
                 lambda: (
                     f"version {found.versions:,}, {many(found.entries, 'file')},"
-                    f" {pace(found.bytes, found.duration_s)}, {many(found.wrong_total, 'damage')}"
+                    f" {results.pace(found.bytes, found.duration_s)},"
+                    f" {many(found.wrong_total, 'damage')}"
                 )
             )
 

@@ -26,7 +26,6 @@ from ntt_backup.config import RemoteConfig, Settings, StoreConfig
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
 from ntt_backup.formatting import amount, duration, many, moment, printable, size
 from ntt_backup.model import WHOLE, Reason
-from ntt_backup.report.plain_output import pace, time_left
 from ntt_backup.source.store import Store
 
 # A lock in compliance mode that is longer by a mistake costs its storage that long.
@@ -84,8 +83,9 @@ def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> Non
             done, seconds = found.checked / max(found.total, 1), found.duration_s
             line.show(
                 lambda: (
-                    f"{found.checked:,} of {found.total:,} checked, {pace(found.bytes, seconds)},"
-                    f" {len(found.wrong):,} wrong{time_left(done, seconds)}"
+                    f"{found.checked:,} of {found.total:,} checked,"
+                    f" {results.pace(found.bytes, seconds)}, {len(found.wrong):,} wrong"
+                    f"{results.time_left(done, seconds)}"
                 )
             )
 
@@ -295,7 +295,7 @@ def _outside(blobids: list[str]) -> list[str]:
 def _compared_so_far(seen: Comparison) -> str:
     return (
         f"{seen.part:.0%}, {many(seen.rows, 'row')}, {seen.in_store:,} in the store,"
-        f" {seen.on_remote:,} on the remote{time_left(seen.part, seen.duration_s)}"
+        f" {seen.on_remote:,} on the remote{results.time_left(seen.part, seen.duration_s)}"
     )
 
 
