@@ -551,6 +551,35 @@ def places_of(
 
 
 @dataclass(frozen=True, slots=True)
+class FileAtPath:
+    """What the catalog knows of the file at a path.
+
+    Attributes:
+        blobid: The blob with its content; None as long as it was not read.
+        size: In bytes, as it was read, or else as its origin gives it; None where neither is known.
+        reason: Why it could not be read, or that it was changed since; None where it is right.
+        detail: More about the reason.
+        registered_at: When its path was first listed.
+        read_at: When its content was hashed.
+        gone_at: When its origin was first seen not to give it any more.
+    """
+
+    blobid: str | None
+    size: int | None
+    reason: str | None
+    detail: str
+    registered_at: datetime
+    read_at: datetime | None
+    gone_at: datetime | None
+
+
+def file_at(conn: Connection, path: bytes) -> FileAtPath | None:
+    """Returns what is known of the file at a path, None where no such path was ever listed."""
+    found = conn.ask("look for a file", "file_at", path=path)
+    return next((FileAtPath(*row) for row in found), None)
+
+
+@dataclass(frozen=True, slots=True)
 class Files:
     """The numbers of files that go by their paths.
 

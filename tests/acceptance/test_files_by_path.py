@@ -75,6 +75,11 @@ def test_listed_files_are_copied_once_by_their_content(
     shown = json.loads(env.call("show", "--json", "--verify", two, expect=0).stdout)
     assert shown["paths"] == ["a/two.bin"]
     assert shown["source"]["verified"] is True
+    by_path = json.loads(env.call("show", "--json", "--verify", "a/two.bin", expect=0).stdout)
+    file = by_path.pop("file")
+    assert by_path == shown
+    assert (file["path"], file["reason"], file["gone_at"]) == ("a/two.bin", None, None)
+    assert file["registered_at"] <= file["read_at"]
 
 
 def test_what_is_wrong_with_a_file_is_said_and_the_others_are_copied(
@@ -115,6 +120,10 @@ def test_what_is_wrong_with_a_file_is_said_and_the_others_are_copied(
         "registered_at": status["files"]["registered_at"],
     }
     assert status["health"]["level"] == "action_required"
+    shown = json.loads(env.call("show", "--json", "sum", expect=0).stdout)
+    assert (shown["blobid"], shown["file"]["reason"]) == (None, "wrong-checksum")
+    assert "not read yet\n" in env.call("show", "../secret", expect=0).stdout
+    assert env.call("show", "a/none").returncode == 2
     said = env.call("failed", "--json", "--reason", "wrong-size", expect=0).stdout
     assert [json.loads(line)["path"] for line in said.splitlines()] == ["a/one.txt"]
 

@@ -310,6 +310,11 @@ from (
 where nth <= %(each)s
 order by nth;
 
+-- name: file_at
+-- What is known of the file at a path.
+select blobid, size, failed, coalesce(detail, ''), registered_at, read_at, gone_at
+from ntt_backup.places where path = %(path)s and replaced_at is null;
+
 -- name: ages_of_passes
 -- The seconds since the last pass over each origin has ended, if none is under way.
 select origin, extract(epoch from clock_timestamp() - ended_at)::double precision

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -23,7 +24,14 @@ from ntt_backup.catalog.failures import (
     iter_failed,
     ledger_of,
 )
-from ntt_backup.catalog.files_by_path import iter_failed_files, places_of, requeue_files, shown_path
+from ntt_backup.catalog.files_by_path import (
+    FileAtPath,
+    file_at,
+    iter_failed_files,
+    places_of,
+    requeue_files,
+    shown_path,
+)
 from ntt_backup.catalog.history import parts_of_others, require_no_prune
 from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, open_catalog
@@ -151,16 +159,21 @@ def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> Non
 
 
 @options.command(IDENTITY, JSON)
-@click.argument("blobid")
+@click.argument("blob", metavar="BLOBID|PATH")
 @flag("--verify", "Hash the content in the store.")
-def show(common: Common, blobid: str, verify: bool) -> None:
+def show(common: Common, blob: str, verify: bool) -> None:
     """Show everything that is known about one blob.
 
-    The first digits of BLOBID are enough if no other blob begins with them.
+    The first digits of BLOBID are enough if no other blob begins with them. PATH is that of a file
+    which a query or a walk lists.
     """
     settings = common.load(CatalogConfig)
     with open_catalog(settings, "show") as conn:
-        name = find_blob(conn, blobid)
+        file = file_at(conn, os.fsencode(blob)) if settings.by_path else None
+        if file is not None and file.blobid is None:
+            _tell(_fields_of_file(blob, file), [*_about_file(blob, file)])
+            return
+        name = find_blob(conn, blob if file is None else str(file.blobid))
         targets = ledger_of(conn, name)
         known = next((one.size for one in targets), None)
         source: InStore | None = None
@@ -179,6 +192,9 @@ def show(common: Common, blobid: str, verify: bool) -> None:
             f"it is in that of {', '.join(hosts)}" if hosts else "no run of the last days had it"
         )
         rows.append(("store", f"not in the part of this host ({settings.part}): {whose}"))
+    if file is not None:
+        fields |= _fields_of_file(blob, file)
+        rows[:0] = _about_file(blob, file)
     if settings.by_path:
         fields["paths"] = [shown_path(path) for path in paths]
         rows += [("path", path) for path in fields["paths"][:_PATHS]]
@@ -205,8 +221,29 @@ def show(common: Common, blobid: str, verify: bool) -> None:
     rows += [("object", _in_file(place)) for place in places or ()]
     fields["objects"] = None if places is None else [results.fields_of(place) for place in places]
     fields["problem"] = problem
+    _tell(fields, rows)
+
+
+def _tell(fields: Mapping[str, Any], rows: Sequence[tuple[str, str]]) -> None:
     width = max(len(label) for label, _ in rows) + 2
     results.tell(fields, [printable(f"{label:<{width}}{text}") for label, text in rows])
+
+
+def _fields_of_file(path: str, file: FileAtPath) -> dict[str, Any]:
+    fields = results.fields_of(file)
+    return {
+        "blobid": fields.pop("blobid"),
+        "file": {"path": shown_path(os.fsencode(path)), **fields},
+    }
+
+
+def _about_file(path: str, file: FileAtPath) -> Iterator[tuple[str, str]]:
+    read = f"read {moment(file.read_at)}" if file.read_at is not None else "not read yet"
+    gone = f", not listed since {moment(file.gone_at)}" if file.gone_at is not None else ""
+    yield "file", shown_path(os.fsencode(path))
+    yield "", f"listed since {moment(file.registered_at)}, {read}{gone}"
+    if file.reason is not None:
+        yield "", f"{file.reason} {file.detail}".rstrip()
 
 
 def _in_store(found: InStore) -> str:
