@@ -392,6 +392,44 @@ def test_no_command_calls_what_others_have_put_into_the_search_path(
         call("verify", "--download", code=7)
         call("run")
     call("restore", "--to", str(env.root / "back"))
+    env.query("update blobs set remote_copied = false")
+    call("reconcile", "--adopt")
+    env.write_config(policy={"copies": 1, "proved": "30d"})
+    call("status", "--policy")
+
+    # Files by their paths, which a query lists; some change, some go, and are removed.
+    files = {name: name.encode() * 20 for name in ("up/kept", "up/gone", "up/same", "up/changed")}
+    for name, content in files.items():
+        path = env.store / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    env.query("create table files (path text, size bigint)")
+    for name, content in files.items():
+        env.query("insert into files values (%s, %s)", name, len(content))
+    reader = role()
+    env.query(f"grant select on files to {reader}")
+    env.query(f"alter role {reader} set search_path = public, traps, pg_catalog")
+    listed = {"url": make_conninfo(url, user=reader), "query": "select path, size from files"}
+    env.write_config(**{"catalog.from": listed})
+    call("init-db", "--notify")
+    call("scan")
+    call("run")
+    (env.store / "up/changed").write_bytes(b"changed")
+    (env.store / "up/gone").unlink()
+    env.query("update files set size = 7 where path = 'up/changed'")
+    env.query("delete from files where path = 'up/gone'")
+    call("scan", "--restart")
+    call("run")
+    call("failed")
+    call("requeue")
+    call("run")
+    call("show", "up/kept")
+    call("reconcile")
+    call("verify")
+    call("restore", "--as-paths", "--to", str(env.root / "paths"), "--path", "up/*")
+    env.query("update ntt_backup.places set gone_at = gone_at - interval '1 year'")
+    call("prune", "--gone-for", "90d", "--max-share", "99%", "--apply")
+    call("status", "--json")
     page = FactsReader({TARGET: load(CatalogConfig, file=env.config, environ={})}).read(TARGET)
     assert page.totals is not None
     assert log.errors() == []
