@@ -33,7 +33,7 @@ CONTROLS: Final = tuple(name for name in KINDS if name.startswith("control-"))
 # What has to be found of a program that is broken on purpose, and the kind that finds it.
 BREAKS: Final = {
     "early-receipt": ("small", "LOST"),
-    "early-name": ("small", "VISIBLE"),
+    "early-name": ("workers", "VISIBLE"),
     "no-sync": ("snapshots", "LOST"),
     "early-pack": ("packs", "LOST"),
     "no-marker": ("snapshot-restore", "TRAP"),
