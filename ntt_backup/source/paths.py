@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,7 @@ from ntt_backup.model import MOST_PATH_BYTES
 
 # A path is opened by one nested call for each level.
 MOST_LEVELS: Final = 128
-_BAD_PART: Final = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|\Z)")
+_BAD_PARTS: Final = frozenset({b"", b".", b".."})
 
 
 def checked_path(path: bytes, root: bytes) -> str:
@@ -35,9 +34,10 @@ def checked_path(path: bytes, root: bytes) -> str:
         within = path.removeprefix(root.rstrip(b"/") + b"/")
         if within[:1] == b"/":
             raise ValueError("it is not below source.root")
-    if len(path) > MOST_PATH_BYTES or within.count(b"/") >= MOST_LEVELS:
+    parts = within.split(b"/")
+    if len(path) > MOST_PATH_BYTES or len(parts) > MOST_LEVELS:
         raise ValueError("it is too long")
-    if b"\0" in within or _BAD_PART.search(within):
+    if b"\0" in within or not _BAD_PARTS.isdisjoint(parts):
         raise ValueError("an empty part, . or .., or a NUL is in it")
     return os.fsdecode(within)
 

@@ -277,6 +277,11 @@ def test_every_command_works_where_names_are_sha256(
             env.call("mount", str(place), expect=0)
             assert tree(place) == on_targets(root, "sha256")
             subprocess.run(["umount", place], check=True)
+    if packs and not sealed and way == "file":
+        with mount_point() as place:
+            env.call("mount", str(place), "--packs", str(env.remote.local), expect=0)
+            assert tree(place) == on_targets(root, "sha256")
+            subprocess.run(["umount", place], check=True)
 
     # What rots on a target is found, and sent again. Of packs that were adopted no sum is known.
     if way in ("file", "ssh"):

@@ -11,6 +11,7 @@ from psycopg import sql
 from ntt_backup.audit.register import register_files
 from ntt_backup.catalog import files_by_path, foreign_query
 from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.pending import walk_indexes
 from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, ConfigError
 from ntt_backup.model import MOST_PATH_BYTES, Blob
 from tests.helpers.application import Application
@@ -344,3 +345,40 @@ def test_files_that_are_read_again_and_new_ones_come_at_once(
         wait_until(waits, "the other session to wait")
     other.join()
     assert paths(catalog) == {b"changed", b"new"}
+
+
+def test_a_few_files_are_looked_up_before_the_server_knows_the_table(catalog: Connection) -> None:
+    """Not each of the files that were registered a moment ago."""
+    many, some = 20_000, 100
+    catalog.execute(
+        "insert into ntt_backup.places (id, origin, path, blobid, size)"
+        " select n, '', n::text::bytea, case when n <= %s then lpad(n::text, 64, '0') end, 1"
+        " from generate_series(1, %s) as n",
+        (many // 2, many),
+    )
+    names = [f"{n:064}" for n in range(1, some + 1)]
+    expected = {name: [b"%d" % int(name)] for name in names}
+    before = rows_read(catalog)
+    assert files_by_path.places_of(catalog, names) == expected
+    # From here on as a worker, which walks indexes.
+    walk_indexes(catalog)
+    assert files_by_path.places_of(catalog, names) == expected
+    unread = files_by_path.UnreadFiles(catalog)
+    first, *others = unread.next(some)
+    read = [
+        files_by_path.ReadFile(one.id, Blob(f"{one.id:064}", 1), mtime_ns=0, mode=0)
+        for one in others
+    ]
+    unread.record(read, [files_by_path.UnreadableFile(first.id, "missing", "it is gone")])
+    assert unread.next(1)[0].id == many // 2 + some + 1
+    assert rows_read(catalog) - before < 10 * some
+
+
+def rows_read(conn: Connection) -> int:
+    """How many rows of places, and entries of their indexes, have been read until now."""
+    conn.execute("select pg_stat_force_next_flush()")
+    ((rows,),) = conn.execute(
+        "select seq_tup_read + (select sum(idx_tup_read) from pg_stat_user_indexes as i"
+        " where i.relid = t.relid) from pg_stat_user_tables as t where relname = 'places'"
+    ).fetchall()
+    return int(rows)

@@ -278,36 +278,40 @@ select exists (
 (wait_until is null or wait_until not between now() and now() + interval '1 hour')
 
 -- name: record_read
--- Notes which blobs lie at the places that were read.
+-- Notes which blobs lie at the places that were read. No index serves the form of the last condition: before
+-- the server has statistics, it takes files that were never read for few, and would look at all of them.
 update ntt_backup.places as p
 set blobid = r.blobid, size = r.size, mtime_ns = r.mtime_ns, mode = r.mode, read_at = now(),
     detail = null, wait_until = null
 from unnest(
-    %(ids)s::bigint[], %(blobids)s::text[], %(sizes)s::bigint[], %(mtimes)s::bigint[], %(modes)s::integer[]
+    %(ids)b::bigint[], %(blobids)b::text[], %(sizes)b::bigint[], %(mtimes)b::bigint[], %(modes)b::integer[]
 ) as r (id, blobid, size, mtime_ns, mode)
-where p.id = r.id and p.blobid is null;
+where p.id = r.id and coalesce(p.blobid, '') = '';
 
 -- name: record_unreadable
--- Notes which places could not be read, and why; those with a time are to be looked at again then.
+-- Notes which places could not be read, and why; those with a time are to be looked at again then. It looks
+-- places up as `record_read` does.
 update ntt_backup.places as p
 set failed = case when r.wait_s is null then r.reason end, detail = r.detail,
     wait_until = now() + r.wait_s * interval '1 s'
 from unnest(%(ids)s::bigint[], %(reasons)s::text[], %(details)s::text[], %(waits)s::double precision[])
     as r (id, reason, detail, wait_s)
-where p.id = r.id and p.blobid is null;
+where p.id = r.id and coalesce(p.blobid, '') = '';
 
 -- name: places_of
 -- A few paths where the given blobs lie, those that their origin still gives first. Many files may be equal.
 -- With a limit for each blob the server would expect to find so many soon, and read the table from its start.
+-- Before it has statistics, it takes a row that was not replaced for rare, and each blob of a list that it can
+-- see for common. So replaced rows are left out last, and the list is selected.
 select blobid, path
 from (
-    select blobid, path, row_number() over (
-        partition by blobid order by gone_at is not null, id
+    select blobid, path, replaced_at, row_number() over (
+        partition by blobid order by replaced_at is not null, gone_at is not null, id
     ) as nth
     from ntt_backup.places
-    where blobid = any(%(blobids)s::text[]) and replaced_at is null
+    where blobid = any((select %(blobids)b::text[])::text[])
 ) as p
-where nth <= %(each)s
+where nth <= %(each)s and replaced_at is null
 order by nth;
 
 -- name: file_at
