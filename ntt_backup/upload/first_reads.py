@@ -27,8 +27,9 @@ from ntt_backup.source.store import Store
 from ntt_backup.upload.batch_outcomes import Suspicion
 from ntt_backup.upload.event_pipe import EventPipe
 
-# The most files that are asked for at once, and for how many seconds they are read.
+# The most and the least files that are asked for at once, and for how many seconds they are read.
 _MOST_FILES: Final = 40_000
+_LEAST_FILES: Final = 1000
 _SECONDS: Final = 2.0
 # The shortest and the longest wait for a file that may still be being written, in seconds.
 _LEAST_WAIT: Final = 2.0
@@ -60,6 +61,7 @@ class FirstReads:
         self._pipe = pipe
         self._watch = watch
         self._suspicion = Suspicion(run.max_failed_share)
+        self._most = _MOST_FILES
 
     def read_some(self, unread: UnreadFiles) -> Looked:
         """Reads the next files, if there are any, and registers them.
@@ -71,10 +73,12 @@ class FirstReads:
         with unread.turn() as ours:
             if not ours:
                 return "others"
-            files = unread.next(_MOST_FILES)
+            files = unread.next(self._most)
             if not files:
                 return "none"
             found, failed, bad = self._read(files)
+            # A slow disk gives few in that time: the others are asked for again each time.
+            self._most = min(max(_LEAST_FILES, 2 * (len(found) + len(failed))), _MOST_FILES)
             self._judge(len(found), bad)
             unread.record(found, failed)
         for one, what in bad:

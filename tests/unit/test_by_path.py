@@ -6,15 +6,22 @@ import base64
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ntt_backup.catalog.files_by_path import Unread
+from ntt_backup.config import RunSettings
 from ntt_backup.model import FileReason
 from ntt_backup.source import by_path
 from ntt_backup.source.by_path import BadFile, FirstReader, FoundFile, parse_checksum
 from ntt_backup.source.paths import Paths, checked_path
 from ntt_backup.source.store import READ_SIZE, Store
+from ntt_backup.upload import first_reads
+from ntt_backup.upload.first_reads import FirstReads
 
 
 @pytest.mark.parametrize(
@@ -143,3 +150,24 @@ def test_the_read_of_a_large_file_can_be_ended(tmp_path: Path) -> None:
     with pytest.raises(Ended):
         read(tmp_path, "file", cancelled=end)
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_the_catalog_is_asked_for_few_files_where_few_are_read_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    asked: list[int] = []
+
+    def some(limit: int) -> list[Unread]:
+        asked.append(limit)
+        return [Unread(number, b"a", 1, None) for number in range(min(limit, 5000))]
+
+    unread: Any = SimpleNamespace(
+        turn=lambda: nullcontext(True), next=some, record=lambda found, failed: None
+    )
+    pipe: Any = SimpleNamespace(stopping=False, state=lambda state: None)
+    reads = FirstReads(Store(tmp_path), RunSettings(), pipe, watch=False)
+    for seconds in (0, 0, 60, 60, 60, 60, 60):
+        monkeypatch.setattr(first_reads, "_SECONDS", seconds)
+        assert reads.read_some(unread) == "some"
+    assert asked == [40_000, 1000, 1000, 2000, 4000, 8000, 10_000]
