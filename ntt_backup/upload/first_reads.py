@@ -31,6 +31,11 @@ from ntt_backup.upload.event_pipe import EventPipe
 _MOST_FILES: Final = 40_000
 _LEAST_FILES: Final = 1000
 _SECONDS: Final = 2.0
+# Where so many files or bytes take longer, they are read for longer, up to this: to claim and send
+# a few files costs as much as to claim and send thousands, and the others wait meanwhile.
+_ENOUGH_FILES: Final = 4000
+_ENOUGH_BYTES: Final = 64 * 1024**2
+_MOST_SECONDS: Final = 20.0
 # The shortest and the longest wait for a file that may still be being written, in seconds.
 _LEAST_WAIT: Final = 2.0
 _MOST_WAIT: Final = 120.0
@@ -94,7 +99,7 @@ class FirstReads:
         found: list[ReadFile] = []
         failed: list[UnreadableFile] = []
         bad: list[tuple[Unread, BadFile]] = []
-        until = time.monotonic() + _SECONDS
+        began, size = time.monotonic(), 0
         with self._store.tree() as tree:
             reader = FirstReader(tree, self._store, self._end_if_asked)
             for one in files:
@@ -108,8 +113,11 @@ class FirstReads:
                     failed.append(UnreadableFile(one.id, what.reason.value, what.detail, wait_s))
                 else:
                     found.append(ReadFile(one.id, what.blob, what.mtime_ns, what.mode))
+                    size += what.blob.expected
                 self._pipe.state("reading")
-                if time.monotonic() >= until or self._pipe.stopping:
+                enough = len(found) + len(failed) >= _ENOUGH_FILES or size >= _ENOUGH_BYTES
+                limit = _SECONDS if enough else _MOST_SECONDS
+                if time.monotonic() - began >= limit or self._pipe.stopping:
                     break
             if not found and any(what.reason in _OF_THE_STORE for _, what in bad):
                 tree.sign_of_life()

@@ -152,22 +152,25 @@ def test_the_read_of_a_large_file_can_be_ended(tmp_path: Path) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_the_catalog_is_asked_for_few_files_where_few_are_read_in_time(
+def test_few_files_are_read_for_longer_and_more_are_asked_for_only_where_they_are_read_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").write_bytes(b"x")
     asked: list[int] = []
+    found: list[int] = []
 
     def some(limit: int) -> list[Unread]:
         asked.append(limit)
         return [Unread(number, b"a", 1, None) for number in range(min(limit, 5000))]
 
     unread: Any = SimpleNamespace(
-        turn=lambda: nullcontext(True), next=some, record=lambda found, failed: None
+        turn=lambda: nullcontext(True), next=some, record=lambda ok, bad: found.append(len(ok))
     )
     pipe: Any = SimpleNamespace(stopping=False, state=lambda state: None)
     reads = FirstReads(Store(tmp_path), RunSettings(), pipe, watch=False)
-    for seconds in (0, 0, 60, 60, 60, 60, 60):
+    for seconds, most in ((0, 0), (0, 0), (0, 60), (0, 60), (0, 60), (0, 60), (60, 60)):
         monkeypatch.setattr(first_reads, "_SECONDS", seconds)
+        monkeypatch.setattr(first_reads, "_MOST_SECONDS", most)
         assert reads.read_some(unread) == "some"
-    assert asked == [40_000, 1000, 1000, 2000, 4000, 8000, 10_000]
+    assert asked == [40_000, 1000, 1000, 2000, 4000, 8000, 8000]
+    assert found == [1, 1, 1000, 2000, 4000, 4000, 5000]
