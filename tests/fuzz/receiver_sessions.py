@@ -108,10 +108,14 @@ class Remote:
             if self.before.get(name) != after.get(name)
             and not name.startswith("root/.ntt-incoming/partial/")
         }
+        # A name is free again once its file was removed.
+        may_remove = allow >= {"prune", "replace"}
         for name in sorted(changed):
             content = after.get(name)
             below = name.split("/")[1]
             if below == "by-hash":
+                if content is None and may_remove:
+                    continue
                 right = content is not None and blake3(content).hexdigest() == Path(name).name
                 if "put" not in allow or not right or self.before.get(name) == _RIGHT:
                     yield f"a blob changed: {name}"
@@ -128,7 +132,8 @@ class Remote:
                     require_name(PACKS, name.removeprefix("root/"))
                 except ValueError:
                     yield f"it left {name}"
-                if "packs" not in allow or name in self.before:
+                kept = name in self.before and not may_remove
+                if "packs" not in allow or kept:
                     yield f"a file of packs changed: {name}"
             else:
                 yield f"it left or changed {name}"

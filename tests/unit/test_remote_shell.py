@@ -88,7 +88,8 @@ def test_no_value_is_run(value: str) -> None:
 # --- logins that leave something behind -----------------------------------------------------------
 
 HOLDER = "sleep 1000 & echo $! >>{pids}"
-NOISE = "yes noise >&2 & echo $! >>{pids}"
+# Noted before the noise begins, which ends whoever started it.
+NOISE = "sh -c 'echo $$ >>{pids}; exec yes noise >&2' &"
 
 
 @pytest.fixture
@@ -108,14 +109,14 @@ def test_a_process_that_a_login_left_behind_is_not_waited_for(left: Path) -> Non
 
 def test_endless_noise_on_stderr_is_refused_and_not_listened_to_for_ever(left: Path) -> None:
     with pytest.raises(RemoteDenied) as caught:
-        asked("echo", f"{NOISE.format(pids=left)}; sleep 1000")
+        asked("echo", f"{NOISE.format(pids=left)} sleep 1000")
     assert "prints too much: a question" in caught.value.message
     assert "noise" in caught.value.detail
     assert caught.value.hint
 
 
 def test_an_answer_is_heard_beside_endless_noise_on_stderr(left: Path) -> None:
-    assert asked(f"{NOISE.format(pids=left)}; sleep 1; echo heard").endswith(b"heard\n")
+    assert asked(f"{NOISE.format(pids=left)} sleep 1; echo heard").endswith(b"heard\n")
 
 
 def test_functions_that_go_by_the_name_of_a_tool_are_put_aside(tmp_path: Path) -> None:
