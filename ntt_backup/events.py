@@ -233,15 +233,17 @@ class RunStop(Event):
     failed: Count
     bytes: Content
     duration_s: Seconds
+    young: Annotated[Count, doc("files by path that source.grace has left to the next run")] = 0
 
     def _text(self) -> str:
         mb_per_s = self.bytes / _MEGA / max(self.duration_s, 1e-3)
+        young = f", {many(self.young, 'file')} left to the next run, too young (source.grace)"
         # Only the line of the error itself begins with "error:".
         outcome = "ended early" if self.outcome == "error" else self.outcome.replace("_", " ")
         return (
             f"{outcome}: {self.copied:,} copied,"
             f" {self.failed:,} failed, {size(self.bytes)} in {duration(self.duration_s)}"
-            f" ({rate(mb_per_s)}), exit code {self.exit_code}"
+            f" ({rate(mb_per_s)}){young if self.young else ''}, exit code {self.exit_code}"
         )
 
 

@@ -142,7 +142,8 @@ def pass_over_directories(
             step.note_missing_disks()
             # The first directory may be the root of the store itself, whose path is empty.
             key = "/" + step.past.hex() if step.past is not None else current.key
-            after = replace(after, key=key, problem=step.last_problem or current.problem)
+            told = ": ".join(step.problems[-1]) if step.problems else current.problem
+            after = replace(after, key=key, problem=told)
             files_by_path.save_pass(conn, after)
             return step, after, found
 
@@ -181,11 +182,6 @@ class _Step:
         self.past: bytes | None = None
         self.strays = self.unreadable = 0
         self.problems: list[tuple[str, str]] = []
-
-    @property
-    def last_problem(self) -> str | None:
-        """The last problem, in words."""
-        return ": ".join(self.problems[-1]) if self.problems else None
 
     def entries(self, known: Sequence[KnownDirectory]) -> Iterator[WalkedEntry]:
         """Yields the entries of the next directories that have changed, and examines new ones.

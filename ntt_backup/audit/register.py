@@ -38,6 +38,8 @@ from ntt_backup.source.store import Store
 QUERY: Final = ""
 # How long a process waits for notifications before another one takes its place.
 _STAY_SECONDS: Final = 3600.0
+# From one try to the next while another process registers files.
+_BUSY_SECONDS: Final = 60.0
 _OF_THE_QUERY: Final = (FileListUnavailable, CatalogRefused, ConfigError)
 
 
@@ -70,28 +72,32 @@ def register_due(
     with ExitStack() as stack:
         conn = stack.enter_context(connect(settings.catalog.url, application_name("files")))
         verify_schema(conn, settings.target, "files by path")
-        if not files_by_path.lock_origins(conn):
+        files_by_path.send_returned(conn, settings.target)
+        watching = files_by_path.take_turns(conn, lock=files_by_path.WATCHING)
+        if stays and not stack.enter_context(watching):
             return soonest
+        due = _due(conn, settings)[0] if stays else list(settings.origins)
         listening = None
         if stays and wanted is not None and wanted.channel is not None:
             with suppress(*_OF_THE_QUERY):  # The pass over the query tells that.
                 listening = stack.enter_context(open_query(wanted, application_name("files")))
+            due = [QUERY, *due]  # Between two processes, nobody hears a notification.
         until = time.monotonic() + _STAY_SECONDS
         told: list[tuple[str, str]] = []
-        if not stays:
-            register_files(conn, settings, on_progress=on_progress)
         while True:
-            due, wait_s = _due(conn, settings) if stays else ([], soonest)
-            if due:
+            try:
                 register_files(conn, settings, due, on_progress=on_progress)
-                continue
+            except LockHeld:
+                return min(soonest, _BUSY_SECONDS)
             if (found := files_by_path.problems(conn, settings.files)) and found != told:
                 on_error(_unreadable(found))
             told = found
-            if listening is None or time.monotonic() >= until:
-                return wait_s
-            if listening.wait(wait_s):
-                register_files(conn, settings, [QUERY], on_progress=on_progress)
+            due, wait_s = _due(conn, settings)
+            left_s = until - time.monotonic()
+            if listening is None or left_s <= 0:
+                return 0.0 if listening else wait_s
+            if not due and listening.wait(min(wait_s, left_s)):
+                due = [QUERY]
 
 
 def _due(conn: Connection, settings: StoreConfig) -> tuple[list[str], float]:
@@ -142,16 +148,12 @@ def register_files(
         LockHeld: Another session registers files.
         SourceError: The root of the store cannot be read.
     """
-    if not files_by_path.lock_origins(conn):
-        raise LockHeld(
-            "another process registers the files of this catalog",
-            hint="wait for it: a daemon does so by itself. One that listens on catalog.from.channel"
-            " goes on until it is stopped",
-        )
     total, at = Registration(), time.monotonic()
 
     def add(found: Registration) -> None:
         nonlocal total, at
+        if found.back:
+            files_by_path.send_returned(conn, settings.target)
         if found.registered or found.back:
             files_by_path.wake_workers(conn)
         before, at = at, time.monotonic()
@@ -159,30 +161,36 @@ def register_files(
         total += found
         on_progress(found)
 
-    wanted, failed = settings.catalog.from_, None
-    if wanted is not None and (origins is None or QUERY in origins):
-        try:
-            with open_query(wanted, application_name("files")) as query:
-                gone = _pass_over_query(
-                    conn, query, wanted, settings.files, whole=whole, on_step=add
+    with files_by_path.take_turns(conn) as ours:
+        if not ours:
+            raise LockHeld(
+                "another process registers the files of this catalog",
+                hint="wait for its end: a daemon does so by itself",
+            )
+        wanted, failed = settings.catalog.from_, None
+        if wanted is not None and (origins is None or QUERY in origins):
+            try:
+                with open_query(wanted, application_name("files")) as query:
+                    gone = _pass_over_query(
+                        conn, query, wanted, settings.files, whole=whole, on_step=add
+                    )
+                    add(Registration(gone=gone))
+            except _OF_THE_QUERY as error:
+                failed = error  # No directory waits for the database of an application.
+        for name, one in settings.files.items():
+            if origins is None or name in origins:
+                gone = pass_over_directories(
+                    conn,
+                    Walk(name, settings.source.root, one),
+                    [other for other in settings.origins if other != name],
+                    whole=whole,
+                    on_step=add,
+                    problem=problem,
                 )
                 add(Registration(gone=gone))
-        except _OF_THE_QUERY as error:
-            failed = error  # No directory waits for the database of an application.
-    for name, one in settings.files.items():
-        if origins is None or name in origins:
-            gone = pass_over_directories(
-                conn,
-                Walk(name, settings.source.root, one),
-                [other for other in settings.origins if other != name],
-                whole=whole,
-                on_step=add,
-                problem=problem,
-            )
-            add(Registration(gone=gone))
-    if failed is not None:
-        raise failed
-    return total
+        if failed is not None:
+            raise failed
+        return total
 
 
 def open_store(settings: CatalogConfig, conn: Connection) -> Store:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
 from datetime import datetime, timedelta
 from operator import add
@@ -32,6 +32,7 @@ from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.catalog.statements import fragment, statement
+from ntt_backup.errors import CatalogError
 from ntt_backup.formatting import printable
 from ntt_backup.model import Blob, ListedFile, Reason
 
@@ -51,9 +52,13 @@ _BLOCK: Final = 256 * 1024
 _NULL: Final = b"\xff\xff\xff\xff"
 _MOST_NS: Final = (1 << 63) - 1
 # No target's name has a slash.
-_READING: Final = {"class": lock_class("places/")}
-_REGISTERING: Final = {"class": lock_class("origins/")}
+_READING: Final = {"class": lock_class("places/"), "key": 0}
 _NUMBERING: Final = {"class": lock_class("places/"), "key": 1}
+_REGISTERING: Final = {"class": lock_class("origins/"), "key": 0}
+# Of the one daemon that registers files when they are due, and may be notified of new ones.
+WATCHING: Final = {"class": lock_class("origins/"), "key": 1}
+# Of a blob that `prune` has removed: a run for that target alone may write its columns.
+_RETURNED: Final = "a file of this content came back; a run for this target sends it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +72,8 @@ class Pass:
         began_at: When the pass began, by the clock of the server; None if none is under way.
         seen: The number of rows that the pass has seen and that had a place before.
         key: The key of its last row, or of the last pass.
-        mark: The key at which a pass begins that does not see all rows; mark_at: when that was the
-            last key.
-        last_mark: The key that follows as `mark`; last_mark_at as for mark.
+        mark: The key at which a pass begins that does not see all rows.
+        last_mark: The key that follows as `mark`; last_mark_at: when that was the last key.
         whole_at: When the last pass ended that saw all rows.
         problem: What a walk could not read, in words; None for nothing.
     """
@@ -81,7 +85,6 @@ class Pass:
     seen: int = 0
     key: str | None = None
     mark: str | None = None
-    mark_at: datetime | None = None
     last_mark: str | None = None
     last_mark_at: datetime | None = None
     whole_at: datetime | None = None
@@ -192,21 +195,24 @@ class UnreadableFile(NamedTuple):
     wait_s: float | None = None
 
 
-def lock_origins(conn: Connection) -> bool:
-    """Locks the registering of files for as long as this session lives.
-
-    Returns:
-        False if another session has the lock.
-    """
-    ((locked,),) = conn.ask("take turns in registering files", "try_turn", **_REGISTERING)
-    return bool(locked)
+@contextmanager
+def take_turns(
+    conn: Connection, doing: str = "registering", lock: Mapping[str, object] = _REGISTERING
+) -> Iterator[bool]:
+    """Yields whether this session has the turn to do this with files, which one has at a time."""
+    doing = f"take turns in {doing} files"
+    ((taken,),) = conn.ask(doing, "try_turn", **lock)
+    try:
+        yield taken
+    finally:
+        if taken and not conn.closed:
+            with suppress(CatalogError):  # A broken session has no turn any more.
+                conn.ask(doing, "end_turn", **lock)
 
 
 def ages_of_passes(conn: Connection) -> dict[str, float]:
     """Returns how many seconds ago the last pass over each origin ended, if none is under way."""
-    rows = conn.ask("look for files that are due", "ages_of_passes")
-    # A clock that was ahead must not stop the passes for as long.
-    return {origin: abs(age) for origin, age in rows}
+    return dict(conn.ask("look for files that are due", "ages_of_passes"))
 
 
 # --- passes ---------------------------------------------------------------------------------------
@@ -287,7 +293,7 @@ def register(
     conn.rows("match_staged", {"others": list(others)})
     returned = conn.rows("come_back", origin)
     if blobids := [blobid for (blobid,) in returned if blobid is not None]:
-        _send_again(conn, blobids)
+        _note_returned(conn, blobids)
     conn.rows("unchanged_again")
     conn.rows("correct_unread")
     conn.rows("note_checksums")
@@ -393,10 +399,8 @@ def save_pass(conn: Connection, current: Pass) -> None:
 
 def problems(conn: Connection, origins: Iterable[str]) -> list[tuple[str, str]]:
     """Returns the walks whose last pass could not read everything, each with the last problem."""
-    names = list(origins)
-    return [
-        (origin, said) for origin, said in conn.ask("look", "problems_of_origins", origins=names)
-    ]
+    rows = conn.ask("look", "problems_of_origins", origins=list(origins))
+    return [(origin, said) for origin, said in rows]
 
 
 def end_pass(conn: Connection, current: Pass, roots: Sequence[bytes] | None = None) -> int:
@@ -422,19 +426,12 @@ def end_pass(conn: Connection, current: Pass, roots: Sequence[bytes] | None = No
             configure(conn, "enable_nestloop", "off", local=True)
             ((gone,),) = conn.rows("mark_gone", values)
             conn.rows("forget_seen", {"origin": current.origin})
-        ended = replace(current, began_at=None, seen=0)
-        if current.whole:
-            ended = replace(ended, whole_at=now)
-        if ended.mark is None:
-            ended = replace(ended, mark=ended.key, mark_at=now)
+        mark = current.key if current.mark is None else current.mark
+        whole_at = now if current.whole else current.whole_at
+        ended = replace(current, began_at=None, seen=0, mark=mark, whole_at=whole_at)
         if ended.last_mark_at is None or now - ended.last_mark_at >= _LATE:
-            ended = replace(
-                ended,
-                mark=ended.last_mark or ended.mark,
-                mark_at=ended.last_mark_at or ended.mark_at,
-                last_mark=ended.key,
-                last_mark_at=now,
-            )
+            mark = ended.last_mark or mark
+            ended = replace(ended, mark=mark, last_mark=ended.key, last_mark_at=now)
         save_pass(conn, ended)
         return int(gone)
 
@@ -447,30 +444,29 @@ def end_pass(conn: Connection, current: Pass, roots: Sequence[bytes] | None = No
 class UnreadFiles:
     """The files that were never read. One session at a time reads some of them.
 
-    Every method raises CatalogError.
+    Every method raises CatalogError. target: Whose blobs are sent.
     """
 
-    def __init__(self, conn: Connection) -> None:
-        self._conn = conn
+    def __init__(self, conn: Connection, target: str) -> None:
+        self._conn, self._target = conn, target
         self._parts = {name: fragment(name) for name in ("unread", "due")}
         # Behind the last place that was handed out: those before it left dead entries in the index.
         self._past = 0
 
-    @contextmanager
-    def turn(self) -> Iterator[bool]:
+    def turn(self) -> AbstractContextManager[bool]:
         """Yields whether this session has the turn, which one session has at a time."""
-        with translated("take turns in reading files"):
-            ((taken,),) = self._conn.rows("try_turn", _READING)
-        try:
-            yield taken
-        finally:
-            if taken and not self._conn.closed:
-                self._conn.ask("take turns in reading files", "end_turn", **_READING)
+        return take_turns(self._conn, "reading", _READING)
 
     def any_left(self) -> bool:
         """Returns whether a file is to be read now."""
         with translated("look for files to read"):
             return bool(self._conn.rows("any_unread", **self._parts)[0][0])
+
+    def count_young(self) -> int:
+        """Counts the files that may still be being written, and are not read yet, up to 100,000."""
+        values = {"limit": _COUNTED}
+        with translated("count its files"):
+            return int(self._conn.rows("count_young", values, **self._parts)[0][0])
 
     def next(self, limit: int) -> list[Unread]:
         """Returns the next files, at most `limit`; none if there are none to be read now."""
@@ -501,7 +497,7 @@ class UnreadFiles:
 
         def write() -> None:
             if found:
-                _register(self._conn, [one.blob for one in found])
+                _register(self._conn, self._target, [one.blob for one in found])
                 self._conn.rows("record_read", values)
             if failed:
                 self._conn.rows("record_unreadable", bad)
@@ -510,7 +506,7 @@ class UnreadFiles:
         self._past = max([self._past, *(one.id for one in found), *(one.id for one in failed)])
 
 
-def _register(conn: Connection, blobs: Sequence[Blob]) -> None:
+def _register(conn: Connection, target: str, blobs: Sequence[Blob]) -> None:
     """Registers the blobs of files, in a transaction that `prune` deletes none of them in."""
     blobids = sorted({one.blobid for one in blobs})
     if ledger.register_blobs(conn, blobs) == len(blobids):
@@ -520,18 +516,27 @@ def _register(conn: Connection, blobs: Sequence[Blob]) -> None:
         if len(held) == len(blobids):
             break
         ledger.register_blobs(conn, [one for one in blobs if one.blobid not in held])
-    _send_again(conn, blobids)
+    if (target,) in _note_returned(conn, blobids):
+        send_returned(conn, target)
 
 
-def _send_again(conn: Connection, blobids: Sequence[str]) -> None:
-    """Makes blobs pending, which have a file again, on the targets that `prune` removed them from.
+def _note_returned(conn: Connection, blobids: Sequence[str]) -> list[tuple[str]]:
+    """Notes which of these blobs, which have a file again, `prune` has removed from which targets.
 
     Those that are being removed are left to `prune`.
+
+    Returns:
+        The targets: a run for each of them calls `send_returned`.
     """
-    targets = [target for (target,) in conn.rows("targets")]
-    values = {"targets": targets, "blobids": list(blobids)}
-    for target, some in conn.rows("pruned_before", values, known_at=fragment("known_at")):
-        ledger.requeue(conn, target, str(Reason.PRUNED), some)
+    values = {"blobids": list(blobids), "returned": _RETURNED}
+    return conn.rows("note_returned", values, known_at=fragment("known_at"))
+
+
+def send_returned(conn: Connection, target: str) -> None:
+    """Makes blobs pending that `prune` has removed from a target, and that have a file again."""
+    values = {"target": target, "returned": _RETURNED}
+    if found := conn.ask("look for files that came back", "returned_blobs", **values):
+        ledger.requeue(conn, target, str(Reason.PRUNED), [blobid for (blobid,) in found])
 
 
 def places_of(

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final, Self
+from typing import Final
 
+import psycopg
 from psycopg import sql
 
 from ntt_backup.catalog.connection import Connection, configure, connect, translated
-from ntt_backup.catalog.statements import fragment, statement
+from ntt_backup.catalog.statements import fragment, pasted, statement
 from ntt_backup.config.sections import CatalogFromSettings
 from ntt_backup.errors import (
     CatalogError,
@@ -37,6 +38,11 @@ _WAIT_FOR_LOCKS_MS: Final = 10_000
 _COLUMNS: Final = ("path", "size", "checksum", "key")
 # So much of a value is taken, which is more than what a path or a checksum may have.
 _MOST: Final = {"path": sql.Literal(MOST_PATH_BYTES + 1), "checksum": sql.Literal(1000)}
+_HINTS: Final = {
+    "22023": "correct catalog.from.role, or create that role and grant it to the one that logs in",
+    "25006": "let the query only read: its sessions are read-only, also in functions that it calls",
+    "57014": "let an index give the rows in the order of the column key, or make the query simpler",
+}
 _TEXT: Final = frozenset({"text", "varchar", "bpchar", "name", "citext"})
 _NUMBERS: Final = frozenset({"int2", "int4", "int8", "numeric"})
 
@@ -47,19 +53,6 @@ def open_query(wanted: CatalogFromSettings, application: str) -> Iterator[OpenQu
     with _of_the_other():
         conn = connect(wanted.url, application, no_tables=True)
     with conn:
-        yield OpenQuery.of(conn, wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenQuery:
-    """A session with a query. Methods raise CatalogError."""
-
-    conn: Connection
-    text: str
-    types: Mapping[str, str]
-
-    @classmethod
-    def of(cls, conn: Connection, wanted: CatalogFromSettings) -> Self:
         if conn.privileged:
             raise ConfigError(
                 "catalog.from.url logs in as a role that has rights beyond that database",
@@ -77,7 +70,8 @@ class OpenQuery:
             if wanted.channel is not None:
                 conn.rows("listen_to", channel=sql.Identifier(wanted.channel))
             described = conn.execute(statement("describe_query", query=sql.SQL(wanted.query)))
-        types = {one.name: _type_name(conn, one.type_code) for one in described.description or ()}
+            oids = {one.name: one.type_code for one in described.description or ()}
+            types = {one: conn.rows("type_name", {"oid": oid})[0][0] for one, oid in oids.items()}
         if wrong := _wrong(types):
             raise CatalogRefused(
                 f"the query of catalog.from {wrong}",
@@ -85,7 +79,16 @@ class OpenQuery:
                 hint="its columns are path (text or bytea), and if they are known size (a number),"
                 " checksum (text or bytea) and key, which grows from row to row",
             )
-        return cls(conn, wanted.query, types)
+        yield OpenQuery(conn, wanted.query, types)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuery:
+    """A session with a query. Methods raise CatalogError."""
+
+    conn: Connection
+    text: str
+    types: Mapping[str, str]
 
     @property
     def definition(self) -> str:
@@ -109,20 +112,8 @@ class OpenQuery:
             key: The key of the last row so far; None for the first rows. Rows with this key come
                 again, since others may have the same.
         """
-        parts = {name: self._column(name) for name in _COLUMNS}
-        order: sql.Composable = sql.SQL("")
-        past, limit = order, order
-        if self.keyed:
-            order, limit = sql.SQL("order by given.key"), sql.SQL(f"limit {STEP_ROWS}")
-            if key is not None:
-                past = sql.SQL("where given.key >= {}").format(sql.Literal(key))
         query = statement(
-            "copy_from_query",
-            query=sql.SQL(self.text),
-            order=order,
-            past=past,
-            limit=limit,
-            **parts,
+            "copy_from_query", rows=self._rows(STEP_ROWS if self.keyed else None, key)
         )
         with (
             _of_the_other(),
@@ -130,6 +121,30 @@ class OpenQuery:
             self.conn.cursor().copy(query) as copy,
         ):
             yield from (bytes(block) for block in copy)
+
+    def first_path(self, seconds: float) -> bytes | None:
+        """Returns the path of the first row of a pass; None if there is no row, or it has no path.
+
+        Args:
+            seconds: The longest time for that.
+        """
+        with _of_the_other(), translated("run the query"):
+            configure(self.conn, "statement_timeout", int(seconds * 1000))
+            rows = self.conn.execute(pasted("first_row", self._rows(1))).fetchall()
+        return bytes(rows[0][0]) if rows and rows[0][0] is not None else None
+
+    def _rows(self, most: int | None, key: str | None = None) -> sql.Composed:
+        """Returns the SQL of the first rows, or of those from a key on. most: None for all."""
+        parts = {name: self._column(name) for name in _COLUMNS}
+        empty = sql.SQL("")
+        return fragment(
+            "rows_of_query",
+            query=sql.SQL(self.text),
+            order=sql.SQL("order by given.key") if self.keyed else empty,
+            past=sql.SQL("where given.key >= {}").format(sql.Literal(key)) if key else empty,
+            limit=sql.SQL(f"limit {most}") if most else empty,
+            **parts,
+        )
 
     def wait(self, seconds: float) -> bool:
         """Waits for a notification. Returns whether one came within the seconds."""
@@ -139,7 +154,7 @@ class OpenQuery:
     def _column(self, name: str) -> sql.Composable:
         kind, column = self.types.get(name), sql.Identifier("given", name)
         if kind is None:
-            return fragment("null_size" if name == "size" else "null_text")
+            return fragment("unknown", type=sql.SQL("int8" if name == "size" else "text"))
         if name == "size":
             return fragment("number_of", column=column)
         if name == "key":  # It is compared as a value of its own type, and so in its own form.
@@ -164,11 +179,6 @@ def _wrong(types: Mapping[str, str]) -> str:
     return ""
 
 
-def _type_name(conn: Connection, oid: int) -> str:
-    with _of_the_other(), translated("name a type"):
-        return str(conn.rows("type_name", {"oid": oid})[0][0])
-
-
 @contextmanager
 def _of_the_other() -> Iterator[None]:
     """Makes errors name the database of the query instead of the catalog."""
@@ -179,7 +189,10 @@ def _of_the_other() -> Iterator[None]:
         raise ConfigError(message, detail=error.detail, hint=error.hint) from error
     except CatalogError as error:
         message = error.message.replace("the catalog ", "the database of catalog.from ")
+        cause = error.__cause__
+        state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
         hint = error.hint.replace("catalog.url (NTT_DB_URL)", "catalog.from.url")
+        hint = _HINTS.get(state or "", hint)
         if "init-db" in hint:
             hint = "correct the query of catalog.from, or grant its role what it reads"
         away = isinstance(error, CatalogUnavailable)

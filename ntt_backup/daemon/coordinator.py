@@ -543,9 +543,11 @@ class _Coordinator:
             self._emit(events.Error(**self._error.fields))
         if still_failed := self._history.still_failed():
             self._emit(events.StillFailed(blobs=still_failed))
+        # Who was stopped has not looked at all files.
+        young = self._history.young_files() if self._error is None else 0
         self._history.end(state, outcome, code, str(self._error or ""))
         self._emit(*self._batches.rest(), *self._failed_blobs.rest())
-        self._emit(state.end(outcome, code))
+        self._emit(state.end(outcome, code, young))
         return code
 
     def _emit(self, *told: events.Event) -> None:

@@ -119,7 +119,7 @@ class RunState:
             return "some_failed", SOME_FAILED
         return (f"{jobs_failed[0]}_failed", SOME_FAILED) if jobs_failed else ("done", 0)
 
-    def end(self, outcome: str, exit_code: int) -> events.RunStop:
+    def end(self, outcome: str, exit_code: int, young: int) -> events.RunStop:
         return events.RunStop(
             outcome=outcome,
             exit_code=exit_code,
@@ -127,6 +127,7 @@ class RunState:
             failed=self.failed,
             bytes=self.bytes,
             duration_s=self.elapsed_s,
+            young=young,
         )
 
 

@@ -94,8 +94,8 @@ class RunHistory:
         """Returns whether there is, or may be, anything to send. Raises CatalogError."""
         conn = self._open()
         claims = Claims(conn, self._settings.target, self._settings.part.prefixes)
-        unread = self._settings.by_path and files_by_path.UnreadFiles(conn).any_left()
-        return unread or claims.any_pending() is not False
+        unread = files_by_path.UnreadFiles(conn, self._settings.target)
+        return (self._settings.by_path and unread.any_left()) or claims.any_pending() is not False
 
     def count_pending(self, progress: RunProgress, now: float) -> None:
         """Tells progress how much is pending, if that is due. now: monotonic seconds."""
@@ -154,6 +154,16 @@ class RunHistory:
             return 0
         target = self._settings.target
         return self._try(lambda conn: stats.still_failed(conn, target)) or 0
+
+    def young_files(self) -> int:
+        """Returns the number of files by path that were left unread, since they are too young.
+
+        0 if the catalog is unreachable.
+        """
+        if not (self._started and self._settings.by_path):
+            return 0
+        target = self._settings.target
+        return self._try(lambda conn: files_by_path.UnreadFiles(conn, target).count_young()) or 0
 
     def end(self, state: RunState, outcome: str, exit_code: int, reason: str) -> None:
         """Writes how the run ended, by `RunState.outcome`, and closes the connection.

@@ -420,15 +420,8 @@ class FilesJob(SideJob):
             nonlocal new
             new += done
             if new.registered or new.changed or new.gone:
-                tell_parent(
-                    FilesRegistered(
-                        rows=new.rows,
-                        registered=new.registered,
-                        changed=new.changed,
-                        gone=new.gone,
-                        duration_s=new.duration_s,
-                    )
-                )
+                told = ("rows", "registered", "changed", "gone", "duration_s")
+                tell_parent(FilesRegistered(**{name: getattr(new, name) for name in told}))
                 new = Registration()
 
         try:

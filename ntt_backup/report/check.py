@@ -20,11 +20,13 @@ from typing import Final
 from ntt_backup import __version__, rollback_detection
 from ntt_backup.audit.object_locks import known_lock, look_at_lock
 from ntt_backup.catalog import connection, history, ledger, selection
+from ntt_backup.catalog.files_by_path import shown_path
+from ntt_backup.catalog.foreign_query import open_query
 from ntt_backup.catalog.history import CheckRun, noted_dumps
 from ntt_backup.client.bootstrap import Banner
 from ntt_backup.client.receiver_connection import ReceiverConnection
 from ntt_backup.client.session_spec import SessionSpec
-from ntt_backup.config import RemoteConfig, Settings, application_name
+from ntt_backup.config import RemoteConfig, Settings, StoreConfig, application_name
 from ntt_backup.config.bandwidth_timetable import describe_limit
 from ntt_backup.config.sealing import require_sealing
 from ntt_backup.config.signing_key import SigningKeys
@@ -56,6 +58,7 @@ from ntt_backup.rollback_detection import Kind, Newest
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.versions import names_of_host
+from ntt_backup.source.paths import checked_path
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.probe import LINGERS
 from ntt_backup.upload.worker_main import PROBE, Remote
@@ -75,6 +78,7 @@ _NEEDED: Final = {
     "verify": "verify",
 }
 _NEEDED_FOR_PACKS: Final = {"get": "reconcile, restore, drill, mount and verify --download"}
+_QUERY_SECONDS: Final = 60.0
 _READERS: Final = "verify, reconcile, restore, drill and snapshot"
 NOT_LOOKED: Final = (
     "could not check whether the newest dump, versions and pack are on the target: {}"
@@ -113,6 +117,8 @@ def check(settings: Settings) -> Iterator[CheckStep]:
         preflight.close()
     if remote.lingers:
         yield CheckStep(warning=LINGERS, name="login")
+    if settings.catalog.from_ is not None:
+        yield guarded("query", lambda: listed_by_query(settings))
     yield guarded("versions", lambda: _versions(settings.remote.kind))
     reached = preflight.strategy is not None
     yield guarded("dump", lambda: _dump(settings, reached=reached))
@@ -126,6 +132,24 @@ def check(settings: Settings) -> Iterator[CheckStep]:
             yield guarded("locks", lambda: object_locks(settings))
     if settings.snapshots:
         yield guarded("snapshots", lambda: snapshots(settings, reached=reached))
+
+
+def listed_by_query(settings: StoreConfig) -> CheckStep:
+    """Takes one row of the query that lists files, and looks for its file. Raises BackupError."""
+    assert settings.catalog.from_ is not None
+    root = settings.source.root
+    with open_query(settings.catalog.from_, application_name("check")) as query:
+        path = query.first_path(_QUERY_SECONDS)
+    if path is None:
+        return CheckStep(warning="the query of catalog.from gives no path: has it no rows yet?")
+    shown, why = shown_path(path), f"there is no such file in {root}"
+    try:
+        if os.path.lexists(root / checked_path(path, os.fsencode(root))):
+            return CheckStep(f"the query of catalog.from gives paths, such as {shown}")
+    except ValueError as error:
+        why = str(error)
+    said = f"the query of catalog.from gives a path that cannot be read, {shown}: {why}"
+    return CheckStep(warning=f"{said}; correct source.root or the query")
 
 
 def _log(settings: Settings) -> CheckStep:

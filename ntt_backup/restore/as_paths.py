@@ -168,11 +168,8 @@ class FileRestore:
         trust_size: bool,
     ) -> Iterator[str]:
         """Yields the blobids that are needed, each once, and writes the files that need them."""
-        tree, writer, needed = (
-            DestinationTree(target.top, make=False),
-            PlacesWriter(notes.write),
-            "",
-        )
+        tree, writer = DestinationTree(target.top, make=False), PlacesWriter(notes.write)
+        needed = ""
         with closing(tree), destination(target.root):
             for file in filter(self._chosen, files):
                 self._seen += 1
@@ -188,16 +185,15 @@ class FileRestore:
             writer.finish()
 
     def _chosen(self, file: ListedFile) -> bool:
+        blobid, wanted = file.blobid or "", self._wanted
+        if not (blobid.startswith(wanted.prefix) and wanted.shard.has(blobid)):
+            return False
         if file.gone and not self._choice.with_gone:
             return False
-        if not (file.blobid or "").startswith(self._wanted.prefix):
-            return False
-        if not self._wanted.shard.has(file.blobid or ""):
-            return False
-        if self._fits is None:
-            return True
         parts = _below(file).split("/")
-        return any(self._fits("/".join(parts[: n + 1])) for n in range(len(parts)))
+        return self._fits is None or any(
+            self._fits("/".join(parts[: n + 1])) for n in range(len(parts))
+        )
 
     def _is_right(self, tree: DestinationTree, file: ListedFile, *, trust_size: bool) -> bool:
         """Returns whether the directory has a file, which then gets its time and its mode."""

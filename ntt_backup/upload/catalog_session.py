@@ -46,7 +46,7 @@ class CatalogSession:
             end_when_idle(self._conn, _IDLE_SECONDS)
             self.claims = Claims(self._conn, target, order)
             self.ledger = Ledger(self._conn, target)
-            self.unread = UnreadFiles(self._conn)
+            self.unread = UnreadFiles(self._conn, target)
             # Of the target whose copies the ledger marks.
             self.identity = known_identity(self._conn, target)
             if listen:

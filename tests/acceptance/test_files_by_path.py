@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -54,6 +55,14 @@ def places(env: Environment) -> dict[str, str | None]:
             "select path, failed from ntt_backup.places where replaced_at is null"
         ).fetchall()
     return {os.fsdecode(path): failed for path, failed in rows}
+
+
+def test_check_takes_a_row_of_the_query(env: Environment, listed: Path) -> None:
+    said = env.call("check", expect=0).stdout
+    assert re.search(r"(?m)^ok +query .* such as a/one.txt$", said)
+    env.write_config(**{"catalog.from": {"query": "select path as name from files"}})
+    said = env.call("check", expect=4).stdout
+    assert re.search(r"(?m)^FAILED +query .* has no column path", said)
 
 
 @pytest.mark.parametrize("layout", ["files", "packs"])
@@ -172,6 +181,8 @@ def test_a_watching_run_takes_what_is_listed_later(
         application.add("later", size=5)
         application.owner.execute('notify "new files"')
         env.await_copied(blobids() | {blake3(b"later").hexdigest()})
+        # It keeps others out only as long as a pass takes.
+        wait_until(lambda: env.call("scan", "--restart").returncode == 0, "the turn of a scan")
 
 
 def test_a_file_that_is_young_waits_unless_its_checksum_is_right(
@@ -187,10 +198,12 @@ def test_a_file_that_is_young_waits_unless_its_checksum_is_right(
     # The time of change of a file cannot be set back.
     assert set(env.copied()) == {blake3(content).hexdigest()}
     assert env.status()["files"]["unread"] == len(CONTENTS)
+    assert env.events("run_stop")[-1]["young"] == len(CONTENTS)
     env.write_config(source={"grace": 0})
     with psycopg.connect(env.url) as conn:
         conn.execute("update ntt_backup.places set wait_until = now()")
     env.call("run", expect=0)
+    assert env.events("run_stop")[-1]["young"] == 0
     assert set(env.copied()) == blobids() | {blake3(content).hexdigest()}
 
 

@@ -56,7 +56,7 @@ def on_disk(root: Path) -> set[bytes]:
 
 
 def read_all(catalog: Connection, root: Path) -> None:
-    unread = files_by_path.UnreadFiles(catalog)
+    unread = files_by_path.UnreadFiles(catalog, "remote")
     found = []
     for one in unread.next(1000):
         status = (root / os.fsdecode(one.path)).stat()

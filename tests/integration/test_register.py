@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
-from ntt_backup.audit.register import register_files
+from ntt_backup.audit import register
+from ntt_backup.audit.register import register_due, register_files
 from ntt_backup.catalog import files_by_path, foreign_query
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.pending import walk_indexes
-from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, ConfigError
+from ntt_backup.catalog.schema import init_db, make_plan
+from ntt_backup.config import StoreConfig
+from ntt_backup.errors import (
+    BackupError,
+    CatalogError,
+    CatalogRefused,
+    CatalogUnavailable,
+    ConfigError,
+)
 from ntt_backup.model import MOST_PATH_BYTES, Blob
+from ntt_backup.report import check
 from tests.helpers.application import Application
+from tests.helpers.postgres import Postgres, session
 from tests.helpers.waiting import wait_until
-from tests.integration.catalogs import losing
+from tests.integration.catalogs import losing, rows
 
 
 def paths(
@@ -138,7 +152,7 @@ def test_a_file_that_was_changed_is_reported_or_gets_a_new_version(
 ) -> None:
     application.add("a", "b", sum="00")
     register_files(catalog, application.settings(on_change=on_change))
-    unread = files_by_path.UnreadFiles(catalog)
+    unread = files_by_path.UnreadFiles(catalog, "remote")
     read = [
         files_by_path.ReadFile(one.id, blob_number(nth), 0, 0o644)
         for nth, one in enumerate(unread.next(10))
@@ -194,6 +208,63 @@ def test_a_query_that_cannot_be_used_is_refused(
     assert "init-db" not in text
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said", "hint"),
+    [
+        ({"query": "select path as name from files"}, "has no column path", "its columns are path"),
+        ({"query": "select 1 as path"}, "a column path of type int4", "its columns are path"),
+        ({"query": "select path from others"}, "permission denied for table", "grant its role"),
+        ({"query": "select path from nowhere"}, "does not exist", "correct the query"),
+        ({"query": "select path from files, pg_sleep(9)"}, "statement timeout", "let an index"),
+        ({"query": "select writes() as path"}, "read-only transaction", "let the query only read"),
+        ({"role": "nobody_there"}, 'role "nobody_there" does not exist', "catalog.from.role"),
+        ({"user": "nobody_there"}, 'role "nobody_there" does not exist', "catalog.from.url"),
+        ({"user": "postgres"}, "rights beyond that database", "make a role that may only read"),
+    ],
+)
+def test_check_says_what_is_wrong_with_a_query_and_what_to_do(
+    application: Application,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: dict[str, str],
+    said: str,
+    hint: str,
+) -> None:
+    monkeypatch.setattr(check, "_QUERY_SECONDS", 0.5)
+    application.add("a")
+    application.owner.execute(
+        "create table others (path text); create function writes() returns text language plpgsql"
+        " as $$begin insert into files (path) values ('x'); return 'x'; end$$;"
+        " grant insert on files to public"
+    )
+    if user := wrong.pop("user", ""):
+        wrong = {"url": make_conninfo(application.url, user=user)}
+    with pytest.raises(BackupError) as caught:
+        check.listed_by_query(application.settings(**wrong))
+    assert said in str(caught.value)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("here", "gives paths, such as here"),
+        ("../up", "NUL is in it"),
+        ("not", "there is no such file"),
+        (None, "gives no path"),
+    ],
+)
+def test_check_says_where_the_first_path_leads(
+    application: Application, tmp_path: Path, path: str | None, said: str
+) -> None:
+    (tmp_path / "here").touch()
+    settings = application.settings()
+    settings.source.__dict__["root"] = tmp_path
+    if path is not None:
+        application.add(path)
+    step = check.listed_by_query(settings)
+    assert said in (step.text if path == "here" else step.warning)
+
+
 def test_the_role_may_read_and_nothing_else(catalog: Connection, application: Application) -> None:
     application.owner.execute(
         "create function writes() returns text language plpgsql as $$ begin"
@@ -233,7 +304,7 @@ def test_many_rows_with_one_key_are_refused(
 
 
 def read_all(catalog: Connection) -> None:
-    unread = files_by_path.UnreadFiles(catalog)
+    unread = files_by_path.UnreadFiles(catalog, "remote")
     found = [
         files_by_path.ReadFile(one.id, blob_number(one.id), 0, 0o644) for one in unread.next(9)
     ]
@@ -314,8 +385,81 @@ def test_a_clock_that_is_set_back_takes_nothing_for_gone(
     assert (found.gone, len(paths(catalog))) == (0, 20)
     # Nor does a file wait that was to wait for a moment.
     catalog.execute("update ntt_backup.places set wait_until = now() + interval '1 year'")
-    unread = files_by_path.UnreadFiles(catalog)
+    unread = files_by_path.UnreadFiles(catalog, "remote")
     assert (unread.any_left(), len(unread.next(100))) == (True, 20)
+
+
+@pytest.fixture
+def daemon(application: Application, catalog_url: str) -> StoreConfig:
+    """The settings of a daemon that is notified of new rows."""
+    settings = application.settings(channel="new", every=86400)
+    settings.catalog.__dict__["url"] = catalog_url
+    return settings
+
+
+def test_no_notification_is_lost_between_two_processes_of_a_daemon(
+    catalog: Connection,
+    application: Application,
+    daemon: StoreConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(register, "_STAY_SECONDS", 0)
+    for name in ("a", "b"):
+        application.add(name)
+        # The next process follows at once, or nobody would listen meanwhile.
+        assert register_due(daemon, lambda _: None, stays=True) == 0
+        assert name.encode() in paths(catalog)
+
+
+def test_a_daemon_that_meets_another_command_tries_again_soon(
+    catalog: Connection, application: Application, daemon: StoreConfig
+) -> None:
+    application.add("a")
+    with files_by_path.take_turns(catalog) as ours:
+        assert ours
+        assert 0 < register_due(daemon, lambda _: None, stays=True) <= 60
+    assert paths(catalog) == set()
+
+
+def test_a_role_of_one_target_leaves_files_that_come_back_to_the_daemons_of_others(
+    catalog: Connection,
+    catalog_url: str,
+    application: Application,
+    postgres: Postgres,
+    role: Callable[[], str],
+) -> None:
+    init_db(catalog, "other")
+    application.add("a", "b")
+    register_files(catalog, application.settings())
+    read_all(catalog)
+    catalog.execute("update ntt_backup.places set gone_at = now() where path = 'a'")
+    (blobid,) = (
+        one for (one,) in rows(catalog, "select blobid from ntt_backup.places where path = 'a'")
+    )
+    for target in ("remote", "other"):
+        catalog.execute(
+            f"update blobs set {target}_copied = false, {target}_copy_failed = true".encode()
+        )
+        catalog.execute(
+            "insert into ntt_backup.failures (target, blobid, reason, known_at)"
+            " select %s, blobid, 'pruned', now() from blobs",
+            (target,),
+        )
+    name = role()
+    with session(make_conninfo(catalog_url, user=name), "test") as limited:
+        done = postgres.psql(make_plan(limited, "remote").script(), catalog_url)
+        assert done.returncode == 0, done.stderr
+        assert register_files(limited, application.settings(), whole=True).back == 1
+
+    def pending(target: str) -> list[object]:
+        query = f"select blobid from blobs where not coalesce({target}_copy_failed, false)"
+        return [one for (one,) in rows(catalog, query)]
+
+    assert (pending("remote"), pending("other")) == ([blobid], [])
+    files_by_path.send_returned(catalog, "other")
+    assert (pending("remote"), pending("other")) == ([blobid], [blobid])
+    left = rows(catalog, "select target from ntt_backup.failures order by target")
+    assert left == [("other",), ("remote",)]
 
 
 def test_files_that_are_read_again_and_new_ones_come_at_once(
@@ -363,7 +507,7 @@ def test_a_few_files_are_looked_up_before_the_server_knows_the_table(catalog: Co
     # From here on as a worker, which walks indexes.
     walk_indexes(catalog)
     assert files_by_path.places_of(catalog, names) == expected
-    unread = files_by_path.UnreadFiles(catalog)
+    unread = files_by_path.UnreadFiles(catalog, "remote")
     first, *others = unread.next(some)
     read = [
         files_by_path.ReadFile(one.id, Blob(f"{one.id:064}", 1), mtime_ns=0, mode=0)

@@ -230,23 +230,22 @@ notify ntt_backup_blobs;
 
 -- name: load_origin
 -- What is known of the passes over an origin.
-select definition, whole, began_at, seen, key, mark, mark_at, last_mark, last_mark_at, whole_at, problem
+select definition, whole, began_at, seen, key, mark, last_mark, last_mark_at, whole_at, problem
 from ntt_backup.origins where origin = %(origin)s;
 
 -- name: save_origin
 -- Notes how far the passes over an origin got.
 insert into ntt_backup.origins (
-    origin, definition, whole, began_at, seen, key, mark, mark_at, last_mark, last_mark_at, whole_at,
-    problem, ended_at
+    origin, definition, whole, began_at, seen, key, mark, last_mark, last_mark_at, whole_at, problem, ended_at
 )
 values (
-    %(origin)s, %(definition)s, %(whole)s, %(began_at)s, %(seen)s, %(key)s, %(mark)s, %(mark_at)s,
+    %(origin)s, %(definition)s, %(whole)s, %(began_at)s, %(seen)s, %(key)s, %(mark)s,
     %(last_mark)s, %(last_mark_at)s, %(whole_at)s, %(problem)s,
     case when %(began_at)s::timestamptz is null then now() end
 )
 on conflict (origin) do update
 set definition = excluded.definition, whole = excluded.whole, began_at = excluded.began_at,
-    seen = excluded.seen, key = excluded.key, mark = excluded.mark, mark_at = excluded.mark_at,
+    seen = excluded.seen, key = excluded.key, mark = excluded.mark,
     last_mark = excluded.last_mark, last_mark_at = excluded.last_mark_at,
     whole_at = excluded.whole_at, problem = excluded.problem, ended_at = coalesce(excluded.ended_at, origins.ended_at);
 
@@ -271,6 +270,10 @@ select exists (
     select from ntt_backup.places
     where {unread} and {due}
 );
+
+-- name: count_young
+-- How many files that are still to be read wait for their time, up to a limit.
+select count(*) from (select from ntt_backup.places where {unread} and not {due} limit %(limit)s) as young;
 
 -- name: due
 -- Whether a file is to be read now, as a part of other queries. None waits for an hour, unless the clock was
@@ -320,8 +323,9 @@ select blobid, size, failed, coalesce(detail, ''), registered_at, read_at, gone_
 from ntt_backup.places where path = %(path)s and replaced_at is null;
 
 -- name: ages_of_passes
--- The seconds since the last pass over each origin has ended, if none is under way.
-select origin, extract(epoch from clock_timestamp() - ended_at)::double precision
+-- The seconds since the last pass over each origin has ended, if none is under way. A clock that was ahead must
+-- not stop the passes for as long.
+select origin, abs(extract(epoch from clock_timestamp() - ended_at)::double precision)
 from ntt_backup.origins where ended_at is not null and began_at is null;
 
 -- name: files_of_origins
@@ -395,11 +399,11 @@ fetch forward 5000 from ntt_backup_files;
 
 -- name: try_turn
 -- Takes a turn that one session has at a time, if nobody has it.
-select pg_try_advisory_lock(%(class)s, 0);
+select pg_try_advisory_lock(%(class)s, %(key)s);
 
 -- name: end_turn
 -- Gives the turn back.
-select pg_advisory_unlock(%(class)s, 0);
+select pg_advisory_unlock(%(class)s, %(key)s);
 
 -- name: describe_query
 -- The columns of the query of another database, without a row.
@@ -441,18 +445,16 @@ select exists (select from ({query}) as given where given.key is null);
 -- A size, as a part of other queries; one that no file can have is none.
 case when {column} between 0 and 9223372036854775807 then {column}::pg_catalog.int8 end
 
--- name: null_size
--- A size that is not known, as a part of other queries.
-null::pg_catalog.int8
+-- name: unknown
+-- A value that is not known, as a part of other queries.
+null::pg_catalog.{type}
 
--- name: null_text
--- A text that is not known, as a part of other queries.
-null::pg_catalog.text
+-- name: rows_of_query
+-- The next rows that the query of another database gives, in the form of the staged rows.
+select {path}, {size}, {checksum}, {key}, row_number() over ({order}), null::pg_catalog.int8
+from ({query}) as given
+{past} {order} {limit}
 
 -- name: copy_from_query
--- Sends what the query of another database gives, in the form of the staged rows.
-copy (
-    select {path}, {size}, {checksum}, {key}, row_number() over ({order}), null::pg_catalog.int8
-    from ({query}) as given
-    {past} {order} {limit}
-) to stdout (format binary);
+-- Sends rows of the query.
+copy ({rows}) to stdout (format binary);

@@ -33,13 +33,14 @@ create temporary table ntt_backup_prunable (
 );
 
 -- name: fill_prunable
--- Lists the blobs of which each place is gone, or was replaced, before a time.
+-- Lists the blobs of which each place is gone, or was replaced, before a time. There is an index for either.
 insert into ntt_backup_prunable
 select b.blobid, greatest(coalesce(max(b.size), max(p.size), 0), 0), min(p.path), false
 from ntt_backup.places as p
 join (select blobid, {size} as size from {blobs} where {copied}) as b on b.blobid = p.blobid
 where p.blobid in (
-    select blobid from ntt_backup.places where least(gone_at, replaced_at) < now() - %(gone_for)s * interval '1 s'
+    select blobid from ntt_backup.places
+    where gone_at < now() - %(gone_for)s * interval '1 s' or replaced_at < now() - %(gone_for)s * interval '1 s'
 )
 group by b.blobid
 having bool_and(
@@ -170,9 +171,21 @@ with deleted as (
 select (select count(*) from deleted), coalesce(sum(size), 0)::bigint from ntt_backup_prunable
 where blobid = any(%(blobids)s::text[]);
 
--- name: pruned_before
--- Of which targets these blobs were removed.
-select target, array_agg(blobid) from ntt_backup.failures as f
-where target = any(%(targets)s::text[]) and blobid = any(%(blobids)s::text[])
-    and reason = 'pruned' and {known_at} is not null
-group by target;
+-- name: note_returned
+-- Notes which removed blobs have a file again. Returns the targets that they were removed from. The names of all
+-- targets lead to the index.
+with returned as (
+    update ntt_backup.failures as f set detail = %(returned)s
+    where target = any(array(
+            select left(attname::text, -7) from pg_attribute
+            where attrelid = to_regclass({blobs_name}) and attname ~ '._copied$'
+        ))
+        and blobid = any(%(blobids)s::text[]) and reason = 'pruned' and {known_at} is not null
+    returning target
+)
+select distinct target from returned;
+
+-- name: returned_blobs
+-- The blobs that were removed from a target, and have a file again.
+select blobid from ntt_backup.failures
+where target = %(target)s and reason = 'pruned' and detail = %(returned)s;

@@ -253,6 +253,7 @@ create index if not exists places_unread on ntt_backup.places (id)
     where blobid is null and failed is null and gone_at is null and replaced_at is null;
 create index if not exists places_failed on ntt_backup.places (id) where failed is not null;
 create index if not exists places_gone on ntt_backup.places (gone_at) where gone_at is not null;
+create index if not exists places_replaced on ntt_backup.places (replaced_at) where replaced_at is not null;
 
 -- How far the passes over each origin of places got. definition: of what. whole: whether the pass that
 -- began_at (null: none is under way) sees all rows, and how many it has seen that were known. key: of its last row. mark, last_mark: the keys at the
@@ -266,7 +267,6 @@ create table if not exists ntt_backup.origins (
     seen bigint not null default 0,
     key text,
     mark text,
-    mark_at timestamptz,
     last_mark text,
     last_mark_at timestamptz,
     whole_at timestamptz,
