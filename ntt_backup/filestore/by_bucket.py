@@ -320,8 +320,14 @@ class FileStoreByBucket:
         self._bell.put(None)
 
     def take_buffer(self, size: int) -> mmap:
-        """Waits for a buffer of at least so many bytes."""
+        """Waits for a buffer of at least so many bytes.
+
+        Files that are not finished may hold all buffers. Then no request gives one back, and there
+        is one more.
+        """
         while not self._free:
+            if not self._waiting and not self._free:
+                return new_buffer(max(size, self._part_size))
             self.wait(_WAIT_SECONDS)
         buffer = self._free.pop()
         return buffer if len(buffer) >= size else new_buffer(size)

@@ -23,6 +23,7 @@ from ntt_backup.filestore.sealed import ReadableSealedStore, SealedStore
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ObjectArchived
 from ntt_backup.snapshot.names import SNAPSHOTS
+from ntt_backup.wire.stored_names import PLACES
 from tests.helpers.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.helpers.memory_store import MemoryStore
 
@@ -162,6 +163,22 @@ def test_what_else_lies_in_a_bucket_is_no_file_of_the_area() -> None:
         assert [one.name for one in store.list()] == [NAME]
     with closing(FileStoreByBucket(bucket, SMALLEST_PART, DUMPS)) as store:
         assert list(store.list()) == []
+
+
+def test_more_small_files_may_be_open_than_there_are_buffers() -> None:
+    """A dump has two more files beside it, and all three are open at once."""
+    bucket = FakeBucket()
+    names = [DUMP + ending for ending in ("", PLACES, ".json")]
+    waits = iter(range(20))
+    with closing(FileStoreByBucket(bucket, SMALLEST_PART, DUMPS)) as store:
+        store.on_wait = lambda: cast(None, next(waits))  # It ends by StopIteration, not never.
+        files = [store.write(name) for name in names]
+        for file in files:
+            file.add(b"content")
+        for file in reversed(files):
+            file.finish()
+            file.publish()
+    assert bucket.objects == dict.fromkeys((f"pgdump/{name}" for name in names), b"content")
 
 
 # --- how it is opened -----------------------------------------------------------------------------
