@@ -199,11 +199,11 @@ def test_another_hash_is_refused_by_store_and_target(env: Environment, strategy:
 
 
 LONG = pytest.mark.long
-# Each target, with all commands, once in each form that it has.
+# Each target, with all commands, once in each form that it has; plain files have a test below.
 WAYS = pytest.mark.parametrize(
     ("way", "layout", "sealed"),
     [
-        ("file", "files", False),
+        pytest.param("file", "files", False, marks=LONG),
         ("file", "packs", True),
         pytest.param("file", "packs", False, marks=LONG),
         *(

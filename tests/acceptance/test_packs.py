@@ -22,13 +22,13 @@ from tests.helpers.postgres import Postgres
 from tests.helpers.sshd import RemoteDir, Sshd, receiver_on
 
 LONG = pytest.mark.long
-# Each way, plain or sealed, in the short tier once.
+# Each way, plain or sealed, in the short tier once; by sftp in the contract of file stores.
 EACH = pytest.mark.parametrize(
     ("packed", "sealed"),
     [
         ("file", False),
         ("ssh", True),
-        ("sftp", False),
+        pytest.param("sftp", False, marks=LONG),
         pytest.param("file", True, marks=LONG),
         pytest.param("ssh", False, marks=LONG),
         pytest.param("sftp", True, marks=LONG),
