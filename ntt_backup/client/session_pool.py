@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
@@ -249,8 +248,10 @@ class ReconnectingSession:
             left = page.names and page.more
             low = int.from_bytes(page.names[-1][0], "big") + 1 if left else high
             if low < high and self._session is not None:
-                with suppress(BackupError):  # The next question meets the same error.
+                try:
                     self._session.ask_names(low.to_bytes(32, "big"), last, _PAGE)
+                except BackupError:
+                    self._drop()  # The next question opens another session.
             for kind, path in page.strays:
                 on_stray(path, _STRAYS.get(kind, StrayKind.UNREADABLE))
             yield page.names
