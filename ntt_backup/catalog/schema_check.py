@@ -28,7 +28,7 @@ from ntt_backup.errors import CatalogRefused
 from ntt_backup.formatting import many
 
 SCHEMA_VERSION = 1
-# What came later, tables and columns, is needed by those commands alone that use them.
+# What came later, tables, columns and indexes, is needed by those commands alone that use them.
 LATER_TABLES = frozenset(
     {
         "checks",
@@ -40,6 +40,7 @@ LATER_TABLES = frozenset(
         "origins",
         "packs",
         "places",
+        "places.places_replaced",
         "proofs",
         "runs.prefixes",
         "runs.reason",

@@ -538,9 +538,12 @@ def test_what_is_missing_is_named(database: Connection) -> None:
 
     init_db(database, "remote")
     make(database, "drop table ntt_backup.packs, ntt_backup.hours")
+    make(database, "drop index ntt_backup.places_replaced")
     plan = make_plan(database, "remote")
-    assert str(plan).endswith(": add to ntt_backup hours, packs")
+    assert str(plan).endswith(": add to ntt_backup hours, packs, places.places_replaced")
     assert not plan.needed
+    init_db(database, "remote")
+    assert not make_plan(database, "remote").steps
 
 
 def test_a_newer_or_older_schema_is_refused(catalog: Connection) -> None:

@@ -71,13 +71,18 @@ from unnest(%(los)s::text[], %(his)s::text[]) as r (lo, hi)
 where r.hi is not null;
 
 -- name: own_tables
--- Those of our tables that exist, and their columns as `table.column`.
+-- Those of our tables that exist, and their columns as `table.column`, their indexes as `table.index`.
 select c.relname from pg_class c
 where c.relnamespace = to_regnamespace('ntt_backup') and c.relkind = 'r'
 union all
 select concat(c.relname, '.', a.attname) from pg_class c
 join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-where c.relnamespace = to_regnamespace('ntt_backup') and c.relkind = 'r';
+where c.relnamespace = to_regnamespace('ntt_backup') and c.relkind = 'r'
+union all
+select concat(c.relname, '.', of_index.relname) from pg_class c
+join pg_index i on i.indrelid = c.oid
+join pg_class of_index on of_index.oid = i.indexrelid
+where c.relnamespace = to_regnamespace('ntt_backup');
 
 -- name: schema_version
 -- Which version of our schema this is, and the schema of the table that it serves.
