@@ -127,10 +127,16 @@ class OpenQuery:
 
         Args:
             seconds: The longest time for that.
+
+        Raises:
+            TimeoutError: The query takes longer.
         """
         with _of_the_other(), translated("run the query"):
             configure(self.conn, "statement_timeout", int(seconds * 1000))
-            rows = self.conn.execute(pasted("first_row", self._rows(1))).fetchall()
+            try:
+                rows = self.conn.execute(pasted("first_row", self._rows(1))).fetchall()
+            except psycopg.errors.QueryCanceled as error:
+                raise TimeoutError from error
         return bytes(rows[0][0]) if rows and rows[0][0] is not None else None
 
     def _rows(self, most: int | None, key: str | None = None) -> sql.Composed:

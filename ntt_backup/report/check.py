@@ -45,7 +45,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.filestore.contract import ReadableStore
 from ntt_backup.filestore.open import open_packs, open_store
-from ntt_backup.formatting import many, moment
+from ntt_backup.formatting import duration, many, moment
 from ntt_backup.model import StoredPack
 from ntt_backup.objects.bucket import still
 from ntt_backup.objects.s3 import open_bucket
@@ -138,8 +138,12 @@ def listed_by_query(settings: StoreConfig) -> CheckStep:
     """Takes one row of the query that lists files, and looks for its file. Raises BackupError."""
     assert settings.catalog.from_ is not None
     root = settings.source.root
-    with open_query(settings.catalog.from_, application_name("check")) as query:
-        path = query.first_path(_QUERY_SECONDS)
+    try:
+        with open_query(settings.catalog.from_, application_name("check")) as query:
+            path = query.first_path(_QUERY_SECONDS)
+    except TimeoutError:
+        said = f"the query of catalog.from gives no row within {duration(_QUERY_SECONDS)}"
+        return CheckStep(warning=f"{said}; a pass over it waits longer, see docs/stores.md")
     if path is None:
         return CheckStep(warning="the query of catalog.from gives no path: has it no rows yet?")
     shown, why = shown_path(path), f"there is no such file in {root}"

@@ -27,7 +27,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import MOST_PATH_BYTES, Blob
 from ntt_backup.report import check
-from tests.helpers.application import Application
+from tests.helpers.application import QUERY, Application
 from tests.helpers.postgres import Postgres, session
 from tests.helpers.waiting import wait_until
 from tests.integration.catalogs import losing, rows
@@ -215,7 +215,6 @@ def test_a_query_that_cannot_be_used_is_refused(
         ({"query": "select 1 as path"}, "a column path of type int4", "its columns are path"),
         ({"query": "select path from others"}, "permission denied for table", "grant its role"),
         ({"query": "select path from nowhere"}, "does not exist", "correct the query"),
-        ({"query": "select path from files, pg_sleep(9)"}, "statement timeout", "let an index"),
         ({"query": "select writes() as path"}, "read-only transaction", "let the query only read"),
         ({"role": "nobody_there"}, 'role "nobody_there" does not exist', "catalog.from.role"),
         ({"user": "nobody_there"}, 'role "nobody_there" does not exist', "catalog.from.url"),
@@ -223,13 +222,8 @@ def test_a_query_that_cannot_be_used_is_refused(
     ],
 )
 def test_check_says_what_is_wrong_with_a_query_and_what_to_do(
-    application: Application,
-    monkeypatch: pytest.MonkeyPatch,
-    wrong: dict[str, str],
-    said: str,
-    hint: str,
+    application: Application, wrong: dict[str, str], said: str, hint: str
 ) -> None:
-    monkeypatch.setattr(check, "_QUERY_SECONDS", 0.5)
     application.add("a")
     application.owner.execute(
         "create table others (path text); create function writes() returns text language plpgsql"
@@ -263,6 +257,23 @@ def test_check_says_where_the_first_path_leads(
         application.add(path)
     step = check.listed_by_query(settings)
     assert said in (step.text if path == "here" else step.warning)
+
+
+def test_check_only_warns_of_a_query_that_a_pass_may_wait_for(
+    application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "_QUERY_SECONDS", 0.5)
+    application.add("a")
+    settings = application.settings("select path from files, pg_sleep(9) order by path")
+    assert "no row within" in check.listed_by_query(settings).warning
+
+
+def test_a_query_may_end_with_a_comment(catalog: Connection, application: Application) -> None:
+    application.add("a")
+    settings = application.settings(f"{QUERY} -- of today")
+    register_files(catalog, settings)
+    assert paths(catalog) == {b"a"}
+    assert "read, a: there is no such file" in check.listed_by_query(settings).warning
 
 
 def test_the_role_may_read_and_nothing_else(catalog: Connection, application: Application) -> None:

@@ -391,7 +391,8 @@ order by p.blobid collate "C", p.path;
 
 -- name: files_of_query
 -- Whether an operator's query gives the blob of a file, as a part of other queries.
-and p.blobid in (select * from ({query}) as given)
+and p.blobid in (select * from ({query}
+) as given)
 
 -- name: next_files
 -- The next files of the list.
@@ -407,7 +408,8 @@ select pg_advisory_unlock(%(class)s, %(key)s);
 
 -- name: describe_query
 -- The columns of the query of another database, without a row.
-select * from ({query}) as given limit 0;
+select * from ({query}
+) as given limit 0;
 
 -- name: set_role
 -- Has the query run as another role, which the role that logged in is a member of.
@@ -439,7 +441,8 @@ pg_catalog.substr({column}, 1, {most})
 
 -- name: any_without_key
 -- Whether the query of another database gives a row without a key.
-select exists (select from ({query}) as given where given.key is null);
+select exists (select from ({query}
+) as given where given.key is null);
 
 -- name: number_of
 -- A size, as a part of other queries; one that no file can have is none.
@@ -452,7 +455,8 @@ null::pg_catalog.{type}
 -- name: rows_of_query
 -- The next rows that the query of another database gives, in the form of the staged rows.
 select {path}, {size}, {checksum}, {key}, row_number() over ({order}), null::pg_catalog.int8
-from ({query}) as given
+from ({query}
+) as given
 {past} {order} {limit}
 
 -- name: copy_from_query
