@@ -243,6 +243,12 @@ class ReadSession(ReceiverConnection):
             with self.checked():
                 self._send(messages.PING.frame(bytes(8)))
 
+    def close(self) -> None:
+        """Ends the connection in good order, or immediately while the remote lists names."""
+        if self._listing is not None:
+            self.abort()
+        super().close()
+
     def _send(self, frame: bytes) -> None:
         self.send(frame, self._unread.append)
 

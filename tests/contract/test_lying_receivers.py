@@ -149,6 +149,16 @@ def test_a_remote_that_says_nothing_is_given_up_after_the_stall_timeout(
         session.sums()
 
 
+def test_a_session_does_not_wait_for_names_that_nobody_takes(
+    lying_receiver: Callable[[str], ReadSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = lying_receiver("os.read(os.pipe()[0], 1)")
+    session.ask_names(A, B, most=1)
+    monkeypatch.setattr(session.channel, "close", pytest.fail)  # It waits for the last answer.
+    session.close()
+    assert session.channel.ended
+
+
 def test_a_right_that_the_remote_does_not_allow_is_named_before_it_is_used(
     lying_receiver: Callable[[str], ReadSession],
 ) -> None:
