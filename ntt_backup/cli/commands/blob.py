@@ -37,7 +37,7 @@ from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, open_catalog
 from ntt_backup.cli.options import IDENTITY, JSON, JSON_LINES, TIME, flag, value
 from ntt_backup.config import CatalogConfig, RemoteConfig
-from ntt_backup.errors import BackupError, complete
+from ntt_backup.errors import BackupError, ConfigError, complete
 from ntt_backup.formatting import many, moment, printable, size, utc
 from ntt_backup.model import OF_CHECKS, Blob, FileReason, Reason
 
@@ -173,6 +173,12 @@ def show(common: Common, blob: str, verify: bool) -> None:
         if file is not None and file.blobid is None:
             _tell(_fields_of_file(blob, file), [*_about_file(blob, file)])
             return
+        if settings.by_path and file is None and "/" in blob:  # No blobid has one.
+            raise ConfigError(
+                f"the catalog has no file {shown_path(os.fsencode(blob))[:200]}",
+                hint="give the path as the query or the walk lists it, as a rule relative to"
+                " source.root",
+            )
         name = find_blob(conn, blob if file is None else str(file.blobid))
         targets = ledger_of(conn, name)
         known = next((one.size for one in targets), None)
