@@ -199,7 +199,16 @@ class UnreadableFile(NamedTuple):
 def take_turns(
     conn: Connection, doing: str = "registering", lock: Mapping[str, object] = _REGISTERING
 ) -> Iterator[bool]:
-    """Yields whether this session has the turn to do this with files, which one has at a time."""
+    """Takes a turn that one session of the catalog has at a time, and gives it back at the end.
+
+    Args:
+        conn: The catalog.
+        doing: What is done with files, for errors.
+        lock: The advisory lock that stands for the turn.
+
+    Yields:
+        Whether this session has the turn.
+    """
     doing = f"take turns in {doing} files"
     ((taken,),) = conn.ask(doing, "try_turn", **lock)
     try:
@@ -444,7 +453,11 @@ def end_pass(conn: Connection, current: Pass, roots: Sequence[bytes] | None = No
 class UnreadFiles:
     """The files that were never read. One session at a time reads some of them.
 
-    Every method raises CatalogError. target: Whose blobs are sent.
+    Every method raises CatalogError.
+
+    Args:
+        conn: The catalog.
+        target: The target that the run sends blobs to.
     """
 
     def __init__(self, conn: Connection, target: str) -> None:
@@ -454,7 +467,7 @@ class UnreadFiles:
         self._past = 0
 
     def turn(self) -> AbstractContextManager[bool]:
-        """Yields whether this session has the turn, which one session has at a time."""
+        """Takes the turn of reading files, see `take_turns`."""
         return take_turns(self._conn, "reading", _READING)
 
     def any_left(self) -> bool:
@@ -579,7 +592,7 @@ class FileAtPath:
 
 
 def file_at(conn: Connection, path: bytes) -> FileAtPath | None:
-    """Returns what is known of the file at a path, None where no such path was ever listed."""
+    """Returns what the catalog knows of the file at a path; None if the path was never listed."""
     found = conn.ask("look for a file", "file_at", path=path)
     return next((FileAtPath(*row) for row in found), None)
 

@@ -230,7 +230,8 @@ class ReconnectingSession:
     ) -> Iterator[list[tuple[bytes, int]]]:
         """Yields pages of the remote's blobids and sizes, in order.
 
-        The remote lists the next page meanwhile: no other question comes before the last page.
+        The remote lists the next page while the caller uses a page. The session may be asked
+        nothing else before the last page.
 
         Args:
             prefix: The first digits of all blobids.

@@ -322,8 +322,8 @@ class FileStoreByBucket:
     def take_buffer(self, size: int) -> mmap:
         """Waits for a buffer of at least so many bytes.
 
-        Files that are not finished may hold all buffers. Then no request gives one back, and there
-        is one more.
+        Unfinished files may hold all buffers while no request is under way that would release one.
+        Then a new buffer is made.
         """
         while not self._free:
             if not self._waiting and not self._free:

@@ -31,8 +31,8 @@ from ntt_backup.upload.event_pipe import EventPipe
 _MOST_FILES: Final = 40_000
 _LEAST_FILES: Final = 1000
 _SECONDS: Final = 2.0
-# Where so many files or bytes take longer, they are read for longer, up to this: to claim and send
-# a few files costs as much as to claim and send thousands, and the others wait meanwhile.
+# Reading continues up to _MOST_SECONDS until it has that many files or bytes: to claim and send a
+# few files costs as much as to claim and send thousands, and the other workers wait meanwhile.
 _ENOUGH_FILES: Final = 4000
 _ENOUGH_BYTES: Final = 64 * 1024**2
 _MOST_SECONDS: Final = 20.0
