@@ -77,6 +77,13 @@ class Log:
             with open(f"{disk.log}.dat", "rb") as file:
                 self.content = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
+    def has_flushed(self, content: bytes) -> bool:
+        """Whether a page was written, and the disk flushed after that."""
+        place = self.content.find(content)
+        written = [one.time for one in self.records if one.kind == _WRITE and one.place <= place]
+        flushed = [one.time for one in self.records if one.kind == _FLUSH]
+        return place >= 0 and flushed[-1:] > written[-1:]
+
     def until(self, time: int) -> int:
         """The number of records that were there at a time."""
         return bisect_right(self.times, time)

@@ -1,16 +1,24 @@
 """Virtual machines: a source and a remote whose power is cut.
 
-Two Debian guests in qemu (KVM where it runs them, else emulation) have a real systemd, the Debian
-package of this checkout and its unit. `source` has PostgreSQL, the store, and the daemon; `remote`
-has an sshd whose key can only back up. What must survive lies on a disk of its own:
+Two Debian guests have a real systemd, the Debian package of this checkout and its unit. `source`
+has PostgreSQL, the store, and the daemon; `remote` has an sshd whose key can only back up. Where
+KVM runs Debian's kernel, a guest is qemu with that kernel; else it is User Mode Linux, a kernel
+that is a process. What must survive lies on a disk of its own:
 
-    ext4 | xfs | btrfs -> virtio disk -> powerdisk (FUSE) -> image, and log of writes and flushes
+    ext4 | xfs | btrfs -> virtio -> qemu -> powerdisk (FUSE) -> image, and log of writes and flushes
 
-The root of each guest is the same image, and is fresh at each boot. A power cut is SIGKILL for
-qemu. Then the disk gets what was flushed, and of the writes after the last flush a part, in any
-order (`tests.power.crashes`). The guest boots from that, and the unit starts by itself.
+This machine keeps nothing of the disk in memory: powerdisk's file has no page cache, so each write
+of a guest is in the log before it ends, and so is each flush. Each era begins with a proof: what a
+guest has synced must be in the log, and a flush after it. (That proof failed with ubd, the disk of
+User Mode Linux itself, which forgets flushes: so qemu-storage-daemon serves that disk.)
 
-    apt-get install qemu-system-x86 mmdebstrap gcc pkg-config libfuse3-dev fuse3 dpkg-dev
+The root of each guest is the same image, and is fresh at each boot. A power cut is SIGKILL for the
+machine. Then the disk gets what was flushed, and of the writes after the last flush a part, in any
+order (`tests.power.crashes`). The guest boots from that, and the unit starts by itself. The network
+is a namespace with a bridge, from which the guests are also spoken to.
+
+    apt-get install user-mode-linux bubblewrap qemu-system-common mmdebstrap gcc pkg-config
+    apt-get install libfuse3-dev fuse3 dpkg-dev        # and qemu-system-x86, where there is KVM
     python -m tests.vm --rounds 200 --seed 1           # as root; makes the image first
     python -m tests.vm --rounds 10 --seed 1 --lying    # disks that ignore flushes: must be found
 

@@ -22,7 +22,7 @@ from blake3 import blake3
 _STORE = Path("/srv/store")
 _SIZES = (10, 1_000, 1_000, 5_000, 5_000, 20_000, 200_000)
 _LARGE = 3_000_000
-# Else an emulated remote would never catch up.
+# Else a slow remote would never catch up.
 _MOST_PENDING = 200
 _COUNTS = """
     select count(*) filter (where remote_copied is not true),

@@ -1,4 +1,4 @@
-"""A guest: qemu, its disk that loses power, and how it is spoken to."""
+"""A guest: its machine, its disk that loses power, and how it is spoken to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import random
 import shlex
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -19,11 +18,55 @@ from ntt_backup.process.spawn import die_with_parent
 from tests.helpers.waiting import PATIENCE, wait_until
 from tests.power.crashes import MODES, UNITS, Images, Log, Moment
 from tests.power.disks import LoggedDisk
-from tests.vm.image import QUIETLY, Image
+from tests.vm.image import QEMU, Image
 
 SECONDS: Final = PATIENCE
 _DISK_BYTES: Final = 2 << 30
 _FLUSH_US: Final = 2000
+_NETWORK: Final = """
+ip link add wire type bridge
+for tap in tap1 tap2; do
+    ip tuntap add $tap mode tap
+    ip link set $tap master wire up
+done
+ip addr add 192.0.2.9/24 dev wire
+ip link set wire up
+echo ready
+exec sleep infinity
+"""
+# A kernel that is a process polls its console, which no file allows.
+_PIPED: Final = ("sh", "-c", '"$@" 2>&1 | cat', "sh")
+# What such a kernel runs would go on without it, as processes of this machine: so all of them end
+# at once, and see nothing of this machine.
+_APART: Final = (
+    *("bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent"),
+    *("--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib"),
+    *("--symlink", "usr/lib64", "/lib64"),
+    *("--proc", "/proc", "--dev", "/dev", "--dev-bind", "/dev/net", "/dev/net"),
+)
+
+
+class Wire:
+    """A network of two guests, in a namespace of its own."""
+
+    def __init__(self) -> None:
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "sh", "-ec", _NETWORK],
+            stdout=subprocess.PIPE,
+            preexec_fn=die_with_parent(),
+        )
+        assert self._holder.stdout is not None
+        if not self._holder.stdout.readline():
+            raise RuntimeError("no network can be made for the guests")
+
+    @property
+    def within(self) -> list[str]:
+        """What comes before the argv of a program that runs in the namespace."""
+        return ["nsenter", f"--net=/proc/{self._holder.pid}/ns/net"]
+
+    def close(self) -> None:
+        with self._holder:
+            self._holder.kill()
 
 
 @dataclass
@@ -35,7 +78,7 @@ class Guest:
         number: 1 or 2, also of its address.
         image: What it boots.
         directory: An empty directory for its disk and sockets, with a short path.
-        wire: The directory of the sockets that are the wire between the two.
+        wire: Its network.
         work: Where powerdisk is built.
         memory: In MB.
         masked: Units that this guest does not have.
@@ -45,14 +88,14 @@ class Guest:
     number: int
     image: Image
     directory: Path
-    wire: Path
+    wire: Wire
     work: Path
     memory: int
     masked: Sequence[str] = ()
     fs: str = "ext4"
     boots: int = 0
-    port: int = field(init=False, default=0)
-    _qemu: subprocess.Popen[bytes] | None = None
+    _machine: subprocess.Popen[bytes] | None = None
+    _server: subprocess.Popen[bytes] | None = None
     _disk: LoggedDisk = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,53 +117,85 @@ class Guest:
 
     def start(self, *, mkfs: bool = False) -> None:
         """Switch it on; returns before it has booted."""
-        assert self._qemu is None
+        assert self._machine is None
         self.boots += 1
         self._disk.start()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self._qemu = subprocess.Popen(
-            [*QUIETLY, *self._argv(mkfs=mkfs)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=(self.directory / "qemu.log").open("ab"),
-            env={**os.environ, "TMPDIR": str(self.directory)},
-            preexec_fn=die_with_parent(),
-        )
+        for left in (self.directory / "cow", self._socket):
+            left.unlink(missing_ok=True)
+        if not self.image.kvm:
+            export = (
+                "type=vhost-user-blk,id=disk,node-name=data,writable=on"
+                f",addr.type=unix,addr.path={self._socket}"
+            )
+            self._server = subprocess.Popen(
+                ["qemu-storage-daemon", "--blockdev", self._data, "--export", export],
+                preexec_fn=die_with_parent(),
+            )
+            wait_until(self._socket.exists, "the disk")
+        with self._console.open("wb") as console:
+            self._machine = subprocess.Popen(
+                [*self.wire.within, *_PIPED, *self._argv(mkfs=mkfs)],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                env={**os.environ, "TMPDIR": str(self.directory)},
+                preexec_fn=die_with_parent(),
+            )
 
     def _argv(self, *, mkfs: bool) -> list[str]:
+        kvm, mac = self.image.kvm, f"52:54:00:00:02:0{self.number}"
+        root, data = ("vda", "vdb") if kvm else ("ubda", "vda")
         words = [
-            *("root=/dev/vda", "console=ttyS0", "quiet", "net.ifnames=0", "no_timer_check"),
-            "systemd.default_timeout_start_sec=30min",  # An emulated guest may get little time.
-            *("mitigations=off", f"systemd.hostname={self.name}", f"vm.fs={self.fs}"),
+            *(f"root=/dev/{root}", f"vm.root={root}", f"vm.data={data}", "quiet", "net.ifnames=0"),
+            "systemd.default_timeout_start_sec=30min",  # A guest may get little time.
+            *(f"systemd.hostname={self.name}", f"vm.fs={self.fs}"),
             f"vm.address=192.0.2.{self.number}",
             *(f"systemd.mask={unit}" for unit in self.masked),
             *(["vm.mkfs=1"] if mkfs else []),
         ]
-        data = (
-            f"driver=file,filename={self._disk.device},aio=threads,discard=ignore,cache.direct=on"
-        )
-        mine, other = (self.wire / str(one) for one in (self.number, 3 - self.number))
-        wire = f"local.type=unix,local.path={mine},remote.type=unix,remote.path={other}"
+        if not kvm:
+            # ubd forgets flushes, so it is for the root alone.
+            mine, image = str(self.directory), str(self.image.directory)
+            return [
+                *("setarch", "--addr-no-randomize", *_APART),
+                *("--bind", mine, mine, "--ro-bind", image, image),
+                *("linux.uml", f"mem={self.memory}M"),
+                *(f"initrd={self.image.initrd}", f"uml_dir={mine}", f"umid={self.boots}"),
+                *(f"ubd0t={mine}/cow,{self.image.root}", f"virtio_uml.device={self._socket}:2"),
+                *(f"eth0=tuntap,tap{self.number},{mac}", "con=null", "ssl=null", "con0=null,fd:1"),
+                *words,
+            ]
+        words += ["console=ttyS0", "no_timer_check", "mitigations=off"]
         return [
-            *self.image.boots,
+            *(*QEMU, *self.image.kernel),
             *("-m", str(self.memory), "-append", " ".join(words)),
             *("-drive", f"file={self.image.root},format=raw,if=none,id=root,snapshot=on"),
             *("-device", "virtio-blk-pci,drive=root"),
-            *("-blockdev", f"node-name=data,{data}"),
+            *("-blockdev", self._data),
             *("-device", "virtio-blk-pci,drive=data,write-cache=on"),
-            *("-netdev", f"user,id=host,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-:22"),
-            *("-device", f"virtio-net-pci,netdev=host,romfile=,mac=52:54:00:00:01:0{self.number}"),
-            *("-netdev", f"dgram,id=wire,{wire}"),
-            *("-device", f"virtio-net-pci,netdev=wire,romfile=,mac=52:54:00:00:02:0{self.number}"),
-            *("-serial", f"file:{self.directory}/console.{self.boots}"),
+            *("-netdev", f"tap,id=wire,ifname=tap{self.number},script=no,downscript=no"),
+            *("-device", f"virtio-net-pci,netdev=wire,romfile=,mac={mac}"),
+            *("-serial", "stdio"),
         ]
+
+    @property
+    def _data(self) -> str:
+        """The disk that loses power, as qemu opens it."""
+        how = "aio=threads,discard=ignore,cache.direct=on"
+        return f"driver=file,node-name=data,filename={self._disk.device},{how}"
+
+    @property
+    def _socket(self) -> Path:
+        return self.directory / "blk"
+
+    @property
+    def _console(self) -> Path:
+        return self.directory / f"console.{self.boots}"
 
     @property
     def console(self) -> str:
         """What this boot has written to its console."""
-        path = self.directory / f"console.{self.boots}"
-        return path.read_text(errors="replace")[-3000:] if path.exists() else ""
+        return self._console.read_text(errors="replace")[-3000:] if self.boots else ""
 
     def await_up(self) -> None:
         wait_until(lambda: self.answers, f"the boot of {self.name}", SECONDS, lambda: self.console)
@@ -128,19 +203,24 @@ class Guest:
     @property
     def answers(self) -> bool:
         """Whether its sshd answers."""
-        if self._qemu is None or self._qemu.poll() is not None:
-            raise RuntimeError(
-                f"{self.name} has ended: {(self.directory / 'qemu.log').read_text()[-2000:]}"
-            )
+        if self._machine is None or self._machine.poll() is not None:
+            raise RuntimeError(f"{self.name} has ended: {self.console}")
         try:
             return self.try_to("true", seconds=300).returncode == 0
         except subprocess.TimeoutExpired:
             return False
 
+    def check_flush(self) -> None:
+        """What the guest has synced must be in the log of the disk, and a flush after it."""
+        content = os.urandom(4096)
+        self.run("cat >/data/synced; sync /data/synced", content)
+        if not Log(self._disk).has_flushed(content):
+            raise RuntimeError(f"{self.name} syncs files, and its disk is not flushed")
+
     def cut(self) -> None:
         """Cut its power; `lose` comes next."""
-        assert self._qemu is not None
-        self._qemu.kill()
+        assert self._machine is not None
+        self._machine.kill()
 
     def lose(self, chance: random.Random, *, lying: bool = False) -> int:
         """After a power cut: the disk has what was flushed, and a part of what was written since.
@@ -168,7 +248,7 @@ class Guest:
 
     def off(self) -> None:
         """End it, whatever it does, and forget what it did."""
-        if self._qemu is not None:
+        if self._machine is not None:
             self.cut()
             self._end()
 
@@ -178,9 +258,13 @@ class Guest:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _end(self) -> None:
-        assert self._qemu is not None
-        self._qemu.wait(60)
-        self._qemu = None
+        assert self._machine is not None
+        self._machine.wait(60)
+        self._machine = None
+        if self._server is not None:
+            with self._server:
+                self._server.kill()
+            self._server = None
         self._disk.stop()
 
     def ssh(self, *words: str) -> list[str]:
@@ -199,13 +283,21 @@ class Guest:
             "LogLevel": "ERROR",
         }
         given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-        return ["ssh", "-F", "none", *given, "-p", str(self.port), "root@127.0.0.1", *words]
+        return [
+            *self.wire.within,
+            "ssh",
+            "-F",
+            "none",
+            *given,
+            f"root@192.0.2.{self.number}",
+            *words,
+        ]
 
     def try_to(
         self, script: str, stdin: bytes = b"", seconds: float = SECONDS
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a script in the guest."""
-        argv = [*QUIETLY, *self.ssh(f"bash -euo pipefail -c {shlex.quote(script)}")]
+        argv = self.ssh(f"bash -euo pipefail -c {shlex.quote(script)}")
         return subprocess.run(argv, input=stdin, capture_output=True, timeout=seconds, check=False)
 
     def run(self, script: str, stdin: bytes = b"") -> str:

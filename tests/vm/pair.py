@@ -14,8 +14,8 @@ from subprocess import PIPE, Popen
 from typing import Any, Final
 
 from tests.helpers.waiting import wait_until
-from tests.vm.guest import SECONDS, Guest
-from tests.vm.image import PYTHON, QUIETLY, Image
+from tests.vm.guest import SECONDS, Guest, Wire
+from tests.vm.image import PYTHON, Image
 
 UNIT: Final = "ntt-backup-remote.service"
 OURS: Final = "cd / && runuser -u ntt-backup -- ntt-backup-remote"
@@ -83,8 +83,7 @@ class Pair:
     """Two guests, off at first."""
 
     def __init__(self, image: Image, directory: Path, work: Path) -> None:
-        wire = directory / "wire"
-        wire.mkdir(parents=True)
+        self._wire = wire = Wire()
         masked = ("postgresql.service", UNIT)
         self.source = Guest("source", 1, image, directory / "1", wire, work, 1024)
         self.remote = Guest("remote", 2, image, directory / "2", wire, work, 640, masked)
@@ -104,6 +103,8 @@ class Pair:
             guest.new_disk(fs)
             guest.start(mkfs=True)
         self.await_up()
+        for guest in self.both:
+            guest.check_flush()
         settings = {
             name: {**_SETTINGS.get(name, {}), **tables.get(name, {})}
             for name in {*_SETTINGS, *tables}
@@ -151,7 +152,7 @@ class Pair:
         code = Path(__file__).with_name("application.py").read_text()
         self.source.run("cat >/run/application.py", code.encode())
         self.told.begin_watch()
-        argv = [*QUIETLY, *self.source.ssh(f"exec {PYTHON} /run/application.py")]
+        argv = self.source.ssh(f"exec {PYTHON} /run/application.py")
         self._application = Popen(argv, stdin=PIPE, stdout=PIPE)
         self._listener = threading.Thread(target=self._listen, args=[self._application])
         self._listener.start()
@@ -220,6 +221,7 @@ class Pair:
         self.stop_application()
         for guest in self.both:
             guest.close()
+        self._wire.close()
 
 
 def _files(guest: Guest, top: str) -> dict[str, bytes]:
