@@ -8,6 +8,7 @@ flush finds it in the log with an earlier time: no finding comes of a race.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import random
@@ -64,13 +65,13 @@ class Moment:
 
 
 class Log:
-    """The writes and flushes of a disk, in order. lying: The disk has ignored all flushes."""
+    """The writes and flushes of a disk, in order. lies_from: It ignored flushes from then on."""
 
-    def __init__(self, disk: LoggedDisk, *, lying: bool = False) -> None:
+    def __init__(self, disk: LoggedDisk, *, lies_from: float = math.inf) -> None:
         self.base = disk.base
         data = Path(f"{disk.log}.idx").read_bytes()
         records = [Record._make(one) for one in _RECORD.iter_unpack(data)]
-        self.records = [one for one in records if not lying or one.kind == _WRITE]
+        self.records = [one for one in records if one.time < lies_from or one.kind == _WRITE]
         self.times = [one.time for one in self.records]
         self.content: mmap.mmap | bytes = b""
         if any(one.kind == _WRITE for one in records):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from base64 import b64encode
@@ -150,6 +151,7 @@ class Campaign:
         self._seed = seed
         self._say = say
         self._lying = lying
+        self._lies_from = math.inf
         self._model = Model()
         self._cuts_of_source = 0
 
@@ -178,6 +180,8 @@ class Campaign:
             guest.off()
         self.pair.begin(fs, {"remote": {"layout": layout}, "dump": {"mode": mode}})
         self.pair.await_progress()
+        if self._lying:  # From now on: what was set up before is on the disk.
+            self._lies_from = time.monotonic_ns()
         self._say(f"{self._era}, dumps {mode}")
 
     def _round(self, chance: random.Random, number: int) -> None:
@@ -214,7 +218,7 @@ class Campaign:
             self._cuts_of_source += 1
         unsettled = 0
         for guest in cut:
-            writes = guest.lose(chance, lying=self._lying)
+            writes = guest.lose(chance, lies_from=self._lies_from)
             self.tally.unsettled += writes > 0
             unsettled += writes
             guest.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shlex
@@ -222,21 +223,21 @@ class Guest:
         assert self._machine is not None
         self._machine.kill()
 
-    def lose(self, chance: random.Random, *, lying: bool = False) -> int:
+    def lose(self, chance: random.Random, *, lies_from: float = math.inf) -> int:
         """After a power cut: the disk has what was flushed, and a part of what was written since.
 
         Args:
             chance: Decides the part.
-            lying: The disk has ignored each flush since the boot.
+            lies_from: The disk ignored each flush from this time on, and loses all later writes.
 
         Returns:
             The number of writes that no flush had covered.
         """
         self._end()
-        log = Log(self._disk, lying=lying)
+        log = Log(self._disk, lies_from=lies_from)
         moment = Moment(
             time.monotonic_ns(),
-            "none" if lying else chance.choice(MODES),
+            chance.choice(MODES) if lies_from == math.inf else "none",
             chance.choice(UNITS[self.fs]),
             chance.randrange(1 << 30),
             "cut",
