@@ -23,7 +23,8 @@ from tests.vm.image import QEMU, Image
 
 SECONDS: Final = PATIENCE
 _DISK_BYTES: Final = 2 << 30
-_FLUSH_US: Final = 2000
+# As slow as a disk that turns: most power cuts come while something is not flushed.
+_FLUSH_US: Final = 25_000
 _NETWORK: Final = """
 ip link add wire type bridge
 for tap in tap1 tap2; do
