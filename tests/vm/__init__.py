@@ -20,7 +20,7 @@ is a namespace with a bridge, from which the guests are also spoken to.
     apt-get install user-mode-linux bubblewrap qemu-system-common mmdebstrap gcc pkg-config
     apt-get install libfuse3-dev fuse3 dpkg-dev        # and qemu-system-x86, where there is KVM
     python -m tests.vm --rounds 200 --seed 1           # as root; makes the image first
-    python -m tests.vm --rounds 10 --seed 1 --lying    # disks that ignore flushes once all is set up: must be found
+    python -m tests.vm --rounds 10 --seed 1 --lying    # disks that ignore flushes: must be found
 
 An application in the source stores blobs all the time, each with a sync and a row, and tells the
 model outside which rows are committed and which are marked as copied. So the model knows what was
