@@ -505,12 +505,7 @@ def test_files_that_are_read_again_and_new_ones_come_at_once(
 def test_a_few_files_are_looked_up_before_the_server_knows_the_table(catalog: Connection) -> None:
     """Not each of the files that were registered a moment ago."""
     many, some = 20_000, 100
-    catalog.execute(
-        "insert into ntt_backup.places (id, origin, path, blobid, size)"
-        " select n, '', n::text::bytea, case when n <= %s then lpad(n::text, 64, '0') end, 1"
-        " from generate_series(1, %s) as n",
-        (many // 2, many),
-    )
+    add_places(catalog, many)
     names = [f"{n:064}" for n in range(1, some + 1)]
     expected = {name: [b"%d" % int(name)] for name in names}
     before = rows_read(catalog)
@@ -527,6 +522,32 @@ def test_a_few_files_are_looked_up_before_the_server_knows_the_table(catalog: Co
     unread.record(read, [files_by_path.UnreadableFile(first.id, "missing", "it is gone")])
     assert unread.next(1)[0].id == many // 2 + some + 1
     assert rows_read(catalog) - before < 10 * some
+
+
+def test_a_few_rows_are_looked_up_before_the_server_knows_the_table(
+    catalog: Connection, application: Application
+) -> None:
+    add_places(catalog, 20_000)
+    application.add(*map(str, range(19_800, 20_200)))
+    listed = application.settings().catalog.from_
+    assert listed is not None
+    before = rows_read(catalog)
+    with foreign_query.open_query(listed, "test") as opened, catalog.transaction():
+        current = files_by_path.Pass("", opened.definition)
+        rows = opened.rows_from(None)
+        _, done = files_by_path.register(catalog, current, rows, versions=False)
+    assert (done.rows, done.registered) == (400, 199)
+    assert rows_read(catalog) - before < 10 * 400
+
+
+def add_places(conn: Connection, count: int) -> None:
+    """Files of which the first half was read."""
+    conn.execute(
+        "insert into ntt_backup.places (id, origin, path, blobid, size)"
+        " select n, '', n::text::bytea, case when n <= %s then lpad(n::text, 64, '0') end, 1"
+        " from generate_series(1, %s) as n",
+        (count // 2, count),
+    )
 
 
 def rows_read(conn: Connection) -> int:

@@ -16,9 +16,10 @@ copy ntt_backup_staged from stdin (format binary);
 
 -- name: match_staged
 -- Finds the place of each staged path, each path once. A place of another origin that is in use and still
--- gives it is left to that.
+-- gives it is left to that. By the offset each path is looked up, in the order of the index: before it has
+-- statistics, the server takes places that were not replaced for few, and would compare each with each path.
 create temporary table ntt_backup_matched on commit drop as
-select distinct on (staged.path) staged.path, staged.size, nullif(staged.checksum, '') as checksum,
+select staged.path, staged.size, nullif(staged.checksum, '') as checksum,
     p.id, p.blobid is not null as is_read, p.failed,
     p.gone_at is not null as was_gone,
     (staged.size is not null and p.size is distinct from staged.size)
@@ -28,11 +29,15 @@ select distinct on (staged.path) staged.path, staged.size, nullif(staged.checksu
         )
         or coalesce(p.mtime_ns <> staged.mtime_ns, false)
         as differs
-from ntt_backup_staged as staged
-left join ntt_backup.places as p on p.path = staged.path and p.replaced_at is null
-where staged.path is not null and staged.nth is distinct from -1
-    and (p.id is null or p.gone_at is not null or p.origin <> all(%(others)s::text[]))
-order by staged.path, staged.nth desc;
+from (
+    select distinct on (path) path, size, checksum, nth, mtime_ns from ntt_backup_staged
+    where path is not null and nth is distinct from -1
+    order by path, nth desc
+) as staged
+left join lateral (
+    select * from ntt_backup.places as o where o.path = staged.path and o.replaced_at is null offset 0
+) as p on true
+where p.id is null or p.gone_at is not null or p.origin <> all(%(others)s::text[]);
 
 -- name: come_back
 -- Notes that places that were gone are there again, and takes over those of origins that are no longer
