@@ -222,6 +222,11 @@ class Guest:
     def cut(self) -> None:
         """Cut its power; `lose` comes next."""
         assert self._machine is not None
+        # It flushes once the machine has gone: so it goes first.
+        if self._server is not None:
+            with self._server:
+                self._server.kill()
+            self._server = None
         self._machine.kill()
 
     def lose(self, chance: random.Random, *, lies_from: float = math.inf) -> int:
@@ -263,10 +268,6 @@ class Guest:
         assert self._machine is not None
         self._machine.wait(60)
         self._machine = None
-        if self._server is not None:
-            with self._server:
-                self._server.kill()
-            self._server = None
         self._disk.stop()
 
     def ssh(self, *words: str) -> list[str]:
