@@ -68,7 +68,7 @@ def flip(path: Path, place: int = 0) -> None:
     [
         (LFS, "stream", "sha256"),
         pytest.param(LFS, "tar", "blake3", marks=pytest.mark.long),
-        (PULP, "tar", "sha256"),
+        pytest.param(PULP, "tar", "sha256", marks=pytest.mark.long),
         pytest.param(PULP, "stream", "blake3", marks=pytest.mark.long),
     ],
 )

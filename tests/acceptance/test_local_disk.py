@@ -63,6 +63,7 @@ def receivers(env: Environment) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_every_command_works_on_a_directory(usb: Environment, database_url: str) -> None:
     env = usb
     env.write_config(run={"skip_pgdump": False, "workers": 2, "batch_size": 10})

@@ -114,7 +114,8 @@ def assert_right_about_its_part(host: Host) -> None:
     assert host.json("heal", "--all")["right"] == count
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(200_000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [300, 200_000])
 def test_hosts_that_hold_parts_of_a_store_drain_one_catalog(
     env: Environment, hosts: Hosts, count: int
 ) -> None:

@@ -87,7 +87,7 @@ def test_what_is_pending_in_other_parts_keeps_nobody_waiting(
     assert claims_of(sessions[0]).take(10) == []
 
 
-@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("counted", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_figures_of_the_parts_add_up(
     catalog: Connection,
     sessions: Sequence[Connection],

@@ -412,7 +412,7 @@ def test_any_pending_knows_what_others_hold_and_nothing_else(
         pytest.param(7, "ff", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("milliseconds", [10, 0])
+@pytest.mark.parametrize("milliseconds", [10, pytest.param(0, marks=pytest.mark.long)])
 def test_claimers_cover_everything_once_and_share_no_range(
     catalog: Connection,
     catalog_url: str,
