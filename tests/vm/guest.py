@@ -99,6 +99,7 @@ class Guest:
     _machine: subprocess.Popen[bytes] | None = None
     _server: subprocess.Popen[bytes] | None = None
     _disk: LoggedDisk = field(init=False)
+    _cut_at: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -222,12 +223,14 @@ class Guest:
     def cut(self) -> None:
         """Cut its power; `lose` comes next."""
         assert self._machine is not None
-        # It flushes once the machine has gone: so it goes first.
+        # A flush that is under way ends all the same, and counts for nothing.
+        self._cut_at = time.monotonic_ns()
         if self._server is not None:
-            with self._server:
-                self._server.kill()
-            self._server = None
+            self._server.kill()
         self._machine.kill()
+        if self._server is not None:
+            self._server.wait(60)
+            self._server = None
 
     def lose(self, chance: random.Random, *, lies_from: float = math.inf) -> int:
         """After a power cut: the disk has what was flushed, and a part of what was written since.
@@ -242,7 +245,7 @@ class Guest:
         self._end()
         log = Log(self._disk, lies_from=lies_from)
         moment = Moment(
-            time.monotonic_ns(),
+            self._cut_at,
             chance.choice(MODES) if lies_from == math.inf else "none",
             chance.choice(UNITS[self.fs]),
             chance.randrange(1 << 30),
