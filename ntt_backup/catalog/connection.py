@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
@@ -37,6 +38,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.formatting import printable
 from ntt_backup.model import ALL_BLOBS, Part
+from ntt_backup.process import embedded
 
 # What the driver logs it raises as well; without a handler Python would print it over the screen.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
@@ -300,6 +302,8 @@ def connect(
 
 def _open(url: str, application_name: str) -> Connection:
     given = _parameters(url)
+    if (host := Path(str(given.get("host")))).name == embedded.NAME:
+        embedded.hold(host)
     options: dict[str, Any] = {key: value for key, value in _KEEPALIVE.items() if key not in given}
     return Connection.connect(
         url,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -63,6 +64,7 @@ from ntt_backup.config.values import (
 )
 from ntt_backup.model import ALL_BLOBS, Part
 from ntt_backup.name_hash import HashOfNames
+from ntt_backup.process import embedded, postgres
 from ntt_backup.wire.framing import FORMAT
 
 # The most blobs of a batch where `batch_size` is not set, see `SendQueue.fit`. Larger batches are
@@ -89,6 +91,31 @@ SERVICE_HOME: Final = Path("/var/lib/ntt-backup")
 
 
 OnChange = Literal["report", "version"]
+
+
+def state_directory() -> Path:
+    """Returns the directory for the state of this user's programs; of root it is the service's."""
+    if os.geteuid() == 0 or os.access(SERVICE_HOME, os.W_OK):
+        return SERVICE_HOME
+    chosen = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
+    return Path(chosen) / "ntt-backup"
+
+
+def _with_embedded(url: str) -> str:
+    word, _, place = url.partition(":")
+    if word != "embedded":
+        return url
+    state = Path(os.path.expanduser(place)) if place else state_directory()  # noqa: PTH111
+    if not state.is_absolute():
+        raise refused("embedded, or embedded: with an absolute path, is needed")
+    return postgres.url_of(state / embedded.NAME)
+
+
+CatalogUrl = Annotated[
+    Url,
+    AfterValidator(_with_embedded),
+    Needs("embedded, or a PostgreSQL connection string such as postgresql://user@host/database"),
+]
 
 
 class Section(BaseModel):
@@ -120,9 +147,15 @@ class CatalogFromSettings(Section):
 
 
 class CatalogSettings(Section):
-    """The database of the table `blobs`. url: a libpq connection string or URI, with password."""
+    """The database of the table `blobs`.
 
-    url: Url = Field(default="postgresql:///copyjob", repr=False)
+    Attributes:
+        url: A libpq connection string or URI, with password. For `embedded` and `embedded:DIR` it
+            becomes that of the embedded server, whose directory is below DIR.
+        from_: What lists files that go by their paths.
+    """
+
+    url: CatalogUrl = Field(default="postgresql:///copyjob", repr=False)
     from_: Annotated[CatalogFromSettings | None, Needs("a table with url and query")] = Field(
         default=None, alias="from"
     )
@@ -419,7 +452,7 @@ class DrillSettings(CheckSettings):
     """
 
     scratch: LocalPath = Path("/var/tmp")  # noqa: S108  each drill makes a private directory
-    database: Url = Field(default="postgresql:///postgres", repr=False)
+    database: CatalogUrl = Field(default="postgresql:///postgres", repr=False)
 
 
 _CHECK: Final = Needs('a table such as { every = "1d" }')

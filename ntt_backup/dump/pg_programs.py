@@ -20,6 +20,7 @@ from typing import Final
 
 from ntt_backup.catalog import connection
 from ntt_backup.errors import DumpFailed, DumpImpossible, SourceError
+from ntt_backup.process import postgres
 from ntt_backup.process.spawn import Child, output_of, start, wait_for
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
@@ -105,7 +106,8 @@ def _places() -> list[Path]:
     on_path = shutil.which("pg_dump")
     packaged = [path for path in _DEBIAN.glob("[0-9]*/bin") if path.parent.name.isdigit()]
     packaged.sort(key=lambda path: int(path.parent.name))
-    return [Path(on_path).parent, *packaged] if on_path else packaged
+    first = [Path(on_path).parent] if on_path else []
+    return [*first, *packaged, *(one / "bin" for one in postgres.installations())]
 
 
 def _hint(needed: int) -> str:

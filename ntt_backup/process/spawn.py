@@ -30,7 +30,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import IO, Final, NoReturn
+from typing import IO, Any, Final, NoReturn
 
 from ntt_backup.errors import SourceError
 
@@ -102,6 +102,7 @@ class Child:
         env: The environment; None for the environment of this process.
         capable: Whether the program gets the capabilities that systemd has given to this process,
             such as to read every file. Others, which talk to strangers, do without.
+        how: Further arguments of Popen, such as the user that the program runs as.
 
     Raises:
         OSError: The program cannot be started.
@@ -114,6 +115,7 @@ class Child:
         stdin: int | None = None,
         env: Mapping[str, str] | None = None,
         capable: bool = False,
+        **how: Any,
     ) -> None:
         die_with_us = die_with_parent()
         # Python runs callbacks around a fork, and drops exceptions of signal handlers in them.
@@ -135,6 +137,7 @@ class Child:
                 bufsize=0,
                 start_new_session=True,
                 preexec_fn=prepare,
+                **how,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
@@ -354,6 +357,7 @@ def start(
     stdin: int | None = None,
     env: Mapping[str, str] | None = None,
     capable: bool = False,
+    **how: Any,
 ) -> Child:
     """Starts a program, as `Child`.
 
@@ -361,7 +365,7 @@ def start(
         SourceError: The program is missing, or cannot be started.
     """
     try:
-        return Child(argv, stdin=stdin, env=env, capable=capable)
+        return Child(argv, stdin=stdin, env=env, capable=capable, **how)
     except FileNotFoundError as error:
         package = _PACKAGES.get(argv[0], argv[0])
         raise SourceError(

@@ -22,6 +22,7 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.demo import postgres as demo
 from ntt_backup.demo.processes import Interrupts
+from ntt_backup.process.postgres import DATABASE
 from tests.helpers.link import Link
 from tests.helpers.parallel import memory
 from tests.helpers.processes import children
@@ -70,7 +71,7 @@ class Node(demo.Postgres):
             return lines[:1] == [str(self.pid)] and ready in (["ready"], ["standby"])
         return False
 
-    def address(self, database: str = demo.DATABASE) -> str:
+    def address(self, database: str = DATABASE) -> str:
         """The connection string of this server alone, past the links."""
         return f"host={HOST} port={self.port} user=postgres dbname={database} connect_timeout=60"
 
@@ -124,7 +125,7 @@ class Cluster:
             host=",".join(HOST for _ in self.nodes),
             port=",".join(str(node.clients.port) for node in self.nodes),
             user="postgres",
-            dbname=demo.DATABASE,
+            dbname=DATABASE,
             target_session_attrs="read-write",
             connect_timeout=2,
             tcp_user_timeout=1500,

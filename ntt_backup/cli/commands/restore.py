@@ -350,8 +350,8 @@ def lines(done: Restored, destination: Path) -> list[str]:
 @value(
     "--database",
     "URL",
-    "Empty database for the catalog. Other users can see arguments, so a password belongs in"
-    " ~/.pgpass.",
+    "Empty database for the catalog; or embedded, for a new one on the embedded server, which is"
+    " dropped at the end. Other users can see arguments, so a password belongs in ~/.pgpass.",
     required=True,
 )
 @options.of_dump
@@ -374,17 +374,20 @@ def drill(
     Catalog and blobs are restored into scratch space, read back and checked. The production
     database and the store are not touched. The exit code is 7 if something is wrong.
     """
-    from ntt_backup.catalog.connection import database_name
+    from ntt_backup.catalog.connection import database_name, new_database
     from ntt_backup.catalog.identities import identified_if_known
     from ntt_backup.restore.drill import drill as restore_and_prove
 
     options.require_whole_space(prefix, shard)
-    flags = {"catalog.url": database}
     production = identified_if_known(common.load(RemoteConfig), "drill")
+    new = ExitStack()
+    if database == "embedded":
+        database = new.enter_context(new_database(production.catalog.url, "ntt_drill_"))
+    flags = {"catalog.url": database}
     settings = common.load(RemoteConfig, flags).model_copy(update={"remote": production.remote})
     lost = database_name(production.catalog.url)
     asked = {"prefix": prefix, "shard": str(shard or "")}
-    with results.noted(common, "drill", **asked) as note, results.progress_line() as line:
+    with new, results.noted(common, "drill", **asked) as note, results.progress_line() as line:
         found = restore_and_prove(
             settings,
             scratch.absolute(),

