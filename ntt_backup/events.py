@@ -10,6 +10,7 @@ of a dump in `dump.events`, of snapshots in `snapshot.events`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from signal import SIGINT
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field
@@ -209,12 +210,17 @@ class Stopping(Event):
         Amount | None,
         doc("the most seconds until the end at the present speed; null while nothing is sent"),
     ]
+    workers: Annotated[Count, doc("workers that finish a batch")] = 0
+    bytes: Annotated[Count, doc("content that was sent, and has no receipt yet")] = 0
 
     def _text(self) -> str:
-        takes = f" (at most about {duration(max(1.0, self.within_s))})" if self.within_s else ""
+        takes = f", at most about {duration(max(1.0, self.within_s))}" if self.within_s else ""
+        sent = f", {size(self.bytes)} of them without a receipt" if self.bytes else ""
+        who = f": waiting for {many(self.workers, 'worker')}" if self.workers else ""
+        again = "Ctrl-C again" if self.signal == SIGINT else "a second signal"
         return (
-            f"stopping after the batches in flight{takes}; a second signal stops at once and loses"
-            " nothing: batches without an answer are sent again by the next run"
+            f"stopping after the batches in flight{sent}{who}{takes}; {again} stops at once and"
+            " loses nothing: batches without an answer are sent again by the next run"
         )
 
 

@@ -78,10 +78,15 @@ def cli(
 ) -> None:
     """Back up a content-addressed store: over ssh, to a disk, or to a bucket.
 
+    \b
+    First:      `demo` shows a whole backup, `check` says what a `run` needs.
+    Every day:  `run` sends what is pending, `status` has the figures.
+    Trouble:    `why` says what is wrong with which target, and what to do.
+
     Exit codes: 0 done, 1 unforeseen error, 2 usage or configuration, 3 another coordinator is
     running, 4 catalog, 5 remote unreachable, 6 remote cannot store, 7 finished but something failed
     or was found wrong, 8 no daemon is running, 130/143 stopped by a signal.
-    """
+    """  # noqa: D301  click reads the character
     context.obj = Common(config, target)
     use_iec(iec=sizes == "iec")
     remember_global_options(context.obj.words)

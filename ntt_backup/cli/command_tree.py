@@ -33,8 +33,9 @@ SECTIONS: Final = {
         "dumps": "List dumps of the catalog on the remote; remove, pin or fetch them.",
         "snapshot": "Keep versions of files that change in place, and restore them.",
     },
-    "On a bad day": {
-        "failed": "List the blobs that failed: why, since when, how often.",
+    "When something is wrong": {
+        "why": "Say whether anybody has to act, why, and what to do.",
+        "failed": "List the blobs that failed by reason, with what to do.",
         "show": "Show everything that is known about one blob.",
         "requeue": "Make failed blobs pending again.",
         "reconcile": "Compare catalog, store and remote by name and size.",
@@ -61,7 +62,7 @@ SECTIONS: Final = {
         "serve": "Show the state of all targets as a web page.",
         "notify": "Send a test notice.",
     },
-    "Pack files and mounts": {
+    "Files and formats": {
         "pack": "Pack blobs into one file, or examine such a file.",
         "unpack": "Unpack pack files into a directory.",
         "mount": "Mount packs as a directory of blobs, or a snapshot as a tree of files.",
@@ -122,7 +123,7 @@ _MODULES: Final = {
         "pack": "unpack mount",
         "restore": "drill",
         "run": "pause resume bwlimit now stop",
-        "status": "runs serve",
+        "status": "runs serve why",
         "verify": "protect reconcile scan",
     }.items()
     for name in names.split()
@@ -208,6 +209,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "status": ("status --json --exact", "--target all status", "status --policy"),
     "stop": ("stop", "--target offsite stop", "--target all stop"),
     "unpack": ("unpack blobs.tar --to /srv/store", "unpack packs/*.tar --to /srv/store --jobs 4"),
+    "why": ("why", "--target offsite why", "why --json"),
     "verify": ("verify --sample 1%", "verify --max-duration 2h --older-than 30d", "verify --local"),
 }
 

@@ -501,8 +501,7 @@ class _Coordinator:
     def _mind_signals(self) -> None:
         self._mind_hangup()
         if self._inbox.stops and not self._asked_to_stop:
-            within_s = self._progress.unanswered_s(time.monotonic())
-            self._emit(events.Stopping(signal=self._inbox.first_stop, within_s=within_s))
+            self._emit(self._progress.stopping(self._inbox.first_stop, time.monotonic()))
             self._stop_workers()
         # What is paused would never be finished.
         if self._inbox.stops > (not self._control.paused) and not self._killed:

@@ -346,13 +346,15 @@ class RunProgress:
             return share, None
         return share, left * elapsed / done
 
-    def unanswered_s(self, now: float) -> float | None:
-        """Returns the seconds that the link takes at its present speed for the content in flight.
-
-        None if nothing moves.
-        """
-        rate = self._bytes_rate.rate(now)
-        return max(0, self._in_flight) / rate if rate else None
+    def stopping(self, signum: int, now: float) -> events.Stopping:
+        """Returns the event of a stop, which says what the run still waits for."""
+        left, rate = max(0, self._in_flight), self._bytes_rate.rate(now)
+        return events.Stopping(
+            signal=signum,
+            within_s=left / rate if rate else None,
+            workers=sum(one.state not in _NOT_AT_WORK for one in self._workers),
+            bytes=left,
+        )
 
     def state(self, now: float) -> RunState:
         """Returns the run at this moment; without an ETA where nothing has moved for a minute."""

@@ -1,7 +1,7 @@
 """The health of a target is judged by its facts, in words: what is so, and what to do about it.
 
-A target is healthy, or waits for something that passes by itself, or somebody has to act. `status`
-and the page show the same judgement. Pure.
+A target is healthy, or waits for something that passes by itself, or somebody has to act. `status`,
+`why`, the page and the notices show the same judgement. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 from ntt_backup.catalog.failures import UNKNOWN
 from ntt_backup.catalog.history import Run
@@ -78,6 +78,24 @@ class HealthVerdict:
     def headline(self) -> str:
         """Returns the state and its first reason, in a line."""
         return printable(f"{self.level.words}: {self.points[0].what}")
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The verdict as JSON values."""
+        points = [
+            {"level": one.level.name.lower(), "what": printable(one.what), "do": one.do}
+            for one in self.points
+        ]
+        return {"level": self.level.name.lower(), "safety": self.safety, "points": points}
+
+    @property
+    def lines(self) -> list[str]:
+        """The verdict for people: the headline and its remedy, the other findings, the safety."""
+        lines = [self.headline]
+        for nth, one in enumerate(self.points):
+            lines += [f"  {one.level.words}: {one.what}"] if nth else []
+            lines += [f"    {one.do}"] if one.do else []
+        return lines + ([f"  {self.safety}"] if self.safety else [])
 
 
 def judge(facts: TargetFacts, now: datetime) -> HealthVerdict:

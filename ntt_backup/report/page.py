@@ -28,7 +28,7 @@ from ntt_backup.catalog.history import Hour
 from ntt_backup.catalog.stats import Proved
 from ntt_backup.errors import complete
 from ntt_backup.formatting import about, duration, many, moment, printable, size, without_numbers
-from ntt_backup.report.health import Health, HealthVerdict, judge, lives
+from ntt_backup.report.health import Health, HealthVerdict, lives
 from ntt_backup.report.target_facts import DAYS, TargetFacts
 
 _LINES: Final = 5
@@ -48,9 +48,9 @@ class Target:
     verify: str
 
     @classmethod
-    def of(cls, facts: TargetFacts, now: datetime) -> Target:
-        """Judges the facts. Command lines get the options of this moment, see `complete`."""
-        return cls(facts, judge(facts, now), complete("`ntt-backup-remote verify`"))
+    def of(cls, facts: TargetFacts, verdict: HealthVerdict) -> Target:
+        """Returns the target. Command lines get the options of this moment, see `complete`."""
+        return cls(facts, verdict, complete("`ntt-backup-remote verify`"))
 
 
 def worth_a_look(recent: Sequence[Sequence[str]]) -> list[Sequence[str]]:

@@ -56,16 +56,7 @@ class Status:
     def json(self) -> dict[str, Any]:
         """Returns plain JSON values: bytes are integers, times RFC 3339 in UTC."""
         facts = self.facts
-        points = [
-            {"level": one.level.name.lower(), "what": printable(one.what), "do": one.do}
-            for one in self._verdict.points
-        ]
-        health = {
-            "level": self._verdict.level.name.lower(),
-            "safety": self._verdict.safety,
-            "points": points,
-        }
-        head = {"target": facts.target, "url": self._url, "health": health}
+        head = {"target": facts.target, "url": self._url, "health": self._verdict.fields}
         daemon = None if facts.daemon is None else facts.daemon.fields
         if facts.trouble is not None:
             error = facts.trouble

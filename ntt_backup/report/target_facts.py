@@ -185,7 +185,7 @@ class FactsReader:
         page: bool = True,
         patience: float | None = PATIENCE_SECONDS,
     ) -> None:
-        self._targets = targets
+        self.targets = targets
         self._who = who
         self._page = page
         self._patience = patience
@@ -197,7 +197,7 @@ class FactsReader:
 
     def read(self, target: str, daemon: DaemonReport | None = None) -> TargetFacts:
         """Returns the present facts of a target. daemon: as for `TargetFacts.of_host`."""
-        found = TargetFacts.of_host(self._targets[target], daemon)
+        found = TargetFacts.of_host(self.targets[target], daemon)
         if time.monotonic() >= self._rests_until:
             try:
                 with self._limited():
@@ -287,7 +287,7 @@ class FactsReader:
 
     def _open(self) -> connection.Connection:
         if self._connection is None:
-            some = next(iter(self._targets.values()))
+            some = next(iter(self.targets.values()))
             name, part = application_name(self._who), some.part
             self._connection = connection.connect(some.catalog.url, name, part=part)
             connection.configure(self._connection, "default_transaction_read_only", "on")

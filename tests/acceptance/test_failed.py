@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from ntt_backup.catalog.failures import UNKNOWN
-from ntt_backup.cli.commands.blob import ADVICE
-from ntt_backup.model import OF_CHECKS, Reason
+from ntt_backup.cli.commands.blob import ADVICE, FILE_ADVICE
+from ntt_backup.model import OF_CHECKS, FileReason, Reason
 from tests.helpers.environment import Environment
 
 
@@ -47,9 +48,12 @@ def test_what_failed_is_listed_shown_and_requeued_one_by_one(
     assert alone["first_at"].endswith("Z")
     assert sum(name in first for name in failed) == 1
     assert "requeue" in told
-    assert [f"  {reason}: " in told for reason in ADVICE] == [
-        reason in failed.values() for reason in ADVICE
-    ]
+    by_reason = "".join(
+        f"{reason}: 1 blob\n  {re.escape(ADVICE[reason])}\n    {name}.*\n"
+        for name, reason in ((one["blobid"], one["reason"]) for one in listed)
+    )
+    told = told.replace(f"--config {env.config} ", "")
+    assert re.fullmatch(f"{by_reason}2 blobs failed; .*requeue\n", told)
     assert shown["source"]["problem"] == "corrupt-source"
     assert shown["targets"][0]["failure"]["reason"] == "corrupt-source"
     assert "missing" in text
@@ -62,6 +66,7 @@ def test_what_failed_is_listed_shown_and_requeued_one_by_one(
 
 def test_each_reason_has_advice() -> None:
     assert set(ADVICE) == {*Reason, UNKNOWN} - OF_CHECKS
+    assert set(FILE_ADVICE) == set(FileReason)
 
 
 def test_names_that_are_not_known_are_told_in_one_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -52,6 +53,20 @@ def test_the_page_says_what_the_rows_say_before_and_after_a_run(env: Environment
         assert wanted["copied"] == "20"
         wait_until(lambda: figures(url) == wanted, "the page to say what the rows say")
         assert health(url)[1].startswith("remote: Action required: 3 blobs could not be copied\n")
+        headlines = health(url)[1].splitlines()
+    said = env.call("why", expect=7).stdout.splitlines()
+    assert [line for line in said if line[:1] != " "] == headlines
+    assert "`ntt-backup-remote" in said[1]
+
+
+def test_why_ends_with_the_code_of_what_is_so(env: Environment) -> None:
+    env.fill(2)
+    env.run("run")
+    told = json.loads(env.call("why", "--json", expect=0).stdout)
+    assert told["targets"]["remote"]["level"] == "healthy"
+    assert told["exit_code"] == 0
+    env.write_config(catalog={"url": "postgresql:///?host=/nowhere"})
+    assert env.call("why", expect=4).stdout.startswith("remote: Action required: ")
 
 
 def test_the_page_shows_a_daemon_at_work(env: Environment) -> None:

@@ -104,7 +104,7 @@ def test_what_was_known_stays_while_the_catalog_is_away(
     postgres.stop()
     try:
         found = reader.read("remote")
-        page = render([Target.of(found, datetime.now(UTC))], datetime.now(UTC))
+        page = render([Target.of(found, judge(found, datetime.now(UTC)))], datetime.now(UTC))
         assert (found.totals, found.read_at) == (known.totals, known.read_at)
         assert judge(found, datetime.now(UTC)).level is Health.WAITING
         assert "Figures of the catalog are as of" in page

@@ -173,12 +173,15 @@ def test_the_program_lists_its_commands_by_when_they_are_needed() -> None:
     assert headings == [
         "Options",
         "Every day",
-        "On a bad day",
+        "When something is wrong",
         "Set up",
         "A running daemon",
-        "Pack files and mounts",
+        "Files and formats",
     ]
     assert rows[0] == "run"
+    first = re.findall(r"^  (First|Every day|Trouble): .*`([a-z-]+)`", shown, re.MULTILINE)
+    assert len(first) == 3
+    assert {name for _, name in first} <= set(rows)
     assert sorted(rows) == [words for words in sorted(ALL) if words and " " not in words]
 
 

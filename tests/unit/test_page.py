@@ -260,8 +260,10 @@ def test_nothing_from_outside_becomes_markup() -> None:
         checks=[checked],
         examples=[failed],
     )
-    page = render([Target.of(hostile, NOW), Target.of(facts(), NOW)], NOW)
-    plain = Seen(render([Target.of(facts(), NOW)], NOW))
+    page = render(
+        [Target.of(hostile, judge(hostile, NOW)), Target.of(facts(), judge(facts(), NOW))], NOW
+    )
+    plain = Seen(render([Target.of(facts(), judge(facts(), NOW))], NOW))
     seen = Seen(page)
     assert seen.text.count("alert(1)") > 10
     for tag in ("script", "style", "title", "meta", "link", "img"):
@@ -272,7 +274,7 @@ def test_nothing_from_outside_becomes_markup() -> None:
 
 def test_the_page_says_the_figures_and_asks_for_nothing_else() -> None:
     known = facts(daemon=daemon(), totals=TOTALS, unknown=3, place=Place("5" * 32, NOW))
-    page = render([Target.of(known, NOW)], NOW)
+    page = render([Target.of(known, judge(known, NOW))], NOW)
     assert f"identity {'5' * 32}" in page
     figures = dict(re.findall(r"<dt>(\w+)</dt><dd><b>([^<]*)</b>", page))
     assert figures == {"copied": "3,400,000", "pending": "77", "failed": "3", "speed": "11.5 MB/s"}
@@ -294,7 +296,7 @@ def test_runs_of_several_hosts_are_told_apart() -> None:
     ]
     known = facts(runs=runs, daemon=daemon())
     assert [run for run in runs if lives(known, run)] == runs[:2]
-    page = render([Target.of(known, NOW)], NOW)
+    page = render([Target.of(known, judge(known, NOW))], NOW)
     assert (page.count(">at work<"), page.count(">without a word<")) == (2, 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
@@ -45,6 +46,8 @@ _REASONS: Final = list(
     dict.fromkeys(one.value for one in (*Reason, *FileReason) if one not in OF_CHECKS)
 )
 _PATHS: Final = 20
+# The failures of each reason that `failed` shows.
+_SHOWN: Final = 20
 _CUT: Final = (
     "so much is pending that blobs which another program marked as failed were not found in time;"
     f" to look for them however long it takes: ntt-backup-remote failed --reason {UNKNOWN}"
@@ -63,6 +66,16 @@ ADVICE: Final[Mapping[str, str]] = {
     Reason.REMOTE_REJECTED: "look at what stands at the blob's path on the remote",
     UNKNOWN: "another program marked the blob as failed; after requeue a run says why it fails",
 }
+# The same for files that go by their paths; docs/stores.md says more.
+FILE_ADVICE: Final[Mapping[str, str]] = {
+    FileReason.MISSING: "put the file back, or find out why it is still listed",
+    FileReason.UNREADABLE: ADVICE[Reason.UNREADABLE],
+    FileReason.NOT_A_FILE: "remove what stands at the path and put the file there",
+    FileReason.WRONG_SIZE: "replace the file if it was cut, or correct the size that is listed",
+    FileReason.WRONG_CHECKSUM: "replace the file, whose content is not what the list says",
+    FileReason.BAD_PATH: "correct the list, or rename the file: the path cannot be stored",
+    FileReason.CHANGED: 'restore the file, or set on_change = "version" if files may change',
+}
 
 
 @options.command(JSON_LINES)
@@ -77,9 +90,10 @@ ADVICE: Final[Mapping[str, str]] = {
 def failed(
     common: Common, reason: str | None, since: float | None, limit: int | None, known: bool
 ) -> None:
-    """List the blobs that failed: why, since when, how often.
+    """List the blobs that failed by reason, with what to do.
 
-    `show BLOBID` shows more about one blob; `requeue` makes failed blobs pending again.
+    The first 20 of each reason are shown, with --reason all of that one. `show BLOBID` shows more
+    about one blob; `requeue` makes failed blobs pending again.
     """
     if known and (since is not None or limit is not None or reason == UNKNOWN):
         raise click.UsageError("--known goes with --reason, and with no other choice")
@@ -91,39 +105,52 @@ def failed(
             said = f"{blobs} from now on; what fails later is told of again"
             results.tell({"target": settings.target, "known": count}, [said])
             return
-        count = 0
-        reasons: set[str] = set()
+        counts: Counter[tuple[str, str]] = Counter()
+        first: dict[tuple[str, str], list[str]] = defaultdict(list)
         cut: list[str] = []
+        most = limit or _SHOWN
+
+        def tell(key: tuple[str, str], fields: Mapping[str, Any], line: str) -> None:
+            counts[key] += 1
+            if options.wants("as_json"):
+                click.echo(json.dumps(fields))
+            elif reason is not None:  # However many: none is kept.
+                click.echo(line)
+            elif counts[key] <= most:
+                first[key].append(line)
+
         found = iter_failed(
             conn, settings.target, reason=reason, since=since, on_cut=lambda: cut.append(_CUT)
         )
-        as_json = options.wants("as_json")
         for one in islice(found, limit):
-            print(json.dumps(results.fields_of(one)) if as_json else _line(one))
-            count += 1
-            reasons.add(one.reason)
+            tell((one.reason, "blob"), results.fields_of(one), _line(one))
         files = iter_failed_files(conn, reason) if settings.by_path and since is None else ()
-        for file in islice(files, None if limit is None else limit - count):
+        for file in islice(files, None if limit is None else limit - counts.total()):
             path, at = shown_path(file.path), file.registered_at
             fields = {"path": path, "reason": file.reason, "detail": file.detail}
-            said = printable(f"{path}  {file.reason}  since {moment(at)}  {file.detail}".rstrip())
-            print(json.dumps({**fields, "registered_at": utc(at)}) if as_json else said)
-            count += 1
-    if not as_json:
-        more = ", and perhaps more" if count == limit else ""
+            said = printable(f"{path}  since {moment(at)}  {file.detail}".rstrip())
+            tell((file.reason, "file"), {**fields, "registered_at": utc(at)}, said)
+    if not options.wants("as_json"):
+        for (why, noun), count in counts.items():
+            advice = ADVICE if noun == "blob" else FILE_ADVICE
+            lines = [f"{why}: {many(count, noun)}", f"  {advice.get(why, '')}".rstrip()]
+            lines += [f"    {line}" for line in first[why, noun]]
+            if reason is None and count > most:
+                lines.append(
+                    f"    and {count - most:,} more: ntt-backup-remote failed --reason {why}"
+                )
+            click.echo(complete("\n".join(filter(None, lines))))
+        more = ", and perhaps more" if counts.total() == limit else ""
         what = ("blob or file", "blobs and files") if settings.by_path else ("blob", "blobs")
-        click.echo(f"{many(count, *what)} failed{more}" if count else "nothing failed")
-        if reasons:
-            click.echo(complete("what to do by reason, and then: ntt-backup-remote requeue"))
-        for one_of_them, text in ADVICE.items():
-            if one_of_them in reasons:
-                click.echo(complete(f"  {one_of_them}: {text}"))
+        again = "; once the causes are fixed: ntt-backup-remote requeue"
+        all_of_them = f"{many(counts.total(), *what)} failed{more}{again}"
+        click.echo(complete(all_of_them) if counts else "nothing failed")
     for text in cut:
         click.echo(complete(text), err=True)
 
 
 def _line(one: FailedBlob) -> str:
-    text = f"{one.blobid}  {one.reason:<15}"
+    text = one.blobid
     if one.first_at is not None and one.attempts is not None:
         text += f"  since {moment(one.first_at)}, {many(one.attempts, 'attempt')}"
     if one.known_at is not None:

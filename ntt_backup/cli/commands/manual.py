@@ -43,7 +43,7 @@ def page(program: click.Command) -> str:
     from ntt_backup.config.sources import CONFIG_VARIABLE, DEFAULT_FILE
 
     day = time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH") or time.time()))
-    said, exit_codes = _paragraphs(program)
+    said, *_, exit_codes = _paragraphs(program)
     settings = CatalogConfig()
     files = {
         str(DEFAULT_FILE): f"the configuration, where neither --config nor {CONFIG_VARIABLE} is",

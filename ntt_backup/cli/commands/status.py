@@ -1,4 +1,4 @@
-"""The commands `status`, `runs` and `serve` show how things are, on a terminal or as a page."""
+"""The commands `status`, `why`, `runs`, `serve` show how things are, on a terminal or as a page."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from ntt_backup.cli.global_options import Common, open_catalog
 from ntt_backup.cli.options import JSON, flag, repeated, value
 from ntt_backup.cli.results import EachTarget
 from ntt_backup.config import ALL_TARGETS, CatalogConfig
-from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
+from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError, worst
 from ntt_backup.formatting import duration, printable, render_error
+from ntt_backup.report.health import Health, HealthVerdict, judge
 from ntt_backup.report.live import Watch, console_for, print_to
 from ntt_backup.report.status import Status, policy_fields, policy_lines, run_line
 from ntt_backup.report.target_facts import FactsReader, TargetFacts
@@ -140,6 +141,37 @@ def picture(each: EachTarget[Status], shown: Watch) -> Iterator[RenderableType]:
             yield one.table()
 
 
+def _targets(common: Common) -> dict[str, CatalogConfig]:
+    """Returns the settings of each target of --target, by default of all."""
+    wanted = ALL_TARGETS if common.default_target else common.target
+    return replace(common, target=wanted).load_each(CatalogConfig)
+
+
+def _judged(common: Common, reader: FactsReader) -> Iterator[tuple[TargetFacts, HealthVerdict]]:
+    """Yields the facts of each target, with the verdict; command lines in it name the target."""
+    for name in reader.targets:
+        common.turn_to(name)
+        facts = reader.read(name)
+        yield facts, judge(facts, datetime.now(UTC))
+
+
+@options.command(JSON)
+def why(common: Common) -> None:
+    """Say whether anybody has to act, why, and what to do.
+
+    The command says of each target what the page of `serve` says first. The exit code is 0 if no
+    action is required, 7 if a target requires action, and 4 if a catalog cannot be read.
+    """
+    said, found, codes = [], {}, [0]
+    for facts, verdict in _judged(common, FactsReader(_targets(common), "why", page=False)):
+        begin = f"{facts.target}: "
+        found[facts.target] = verdict.fields
+        said += [begin + verdict.lines[0], *verdict.lines[1:]]
+        codes += [facts.trouble.exit_code] if facts.trouble is not None else []
+        codes += [SOME_FAILED] if verdict.level is Health.ACTION_REQUIRED else []
+    results.report({"targets": found}, map(printable, said), worst(codes))
+
+
 @options.command(JSON)
 @value("--limit", click.IntRange(1), "Show the last N.", default=20)
 def runs(common: Common, limit: int) -> None:
@@ -165,19 +197,13 @@ def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) 
     The page refreshes itself. The command only reads.
     """
     from ntt_backup.process.memory import collect_often
-    from ntt_backup.report.health import Health
     from ntt_backup.report.page import Target, policy, render
     from ntt_backup.report.web_server import PageServer, Shown
 
-    wanted = ALL_TARGETS if common.default_target else common.target
-    targets = replace(common, target=wanted).load_each(CatalogConfig)
-    reader = FactsReader(targets)
+    reader = FactsReader(_targets(common))
 
     def draw() -> Shown:
-        found = []
-        for name in targets:
-            common.turn_to(name)
-            found.append(Target.of(reader.read(name), datetime.now(UTC)))
+        found = [Target.of(*judged) for judged in _judged(common, reader)]
         healthy = all(one.verdict.level < Health.ACTION_REQUIRED for one in found)
         health = "".join(f"{one.facts.target}: {one.verdict.headline}\n" for one in found)
         return Shown(render(found, datetime.now(UTC)), policy(), health, healthy)
