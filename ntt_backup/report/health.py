@@ -181,10 +181,12 @@ def _daemon(facts: TargetFacts, now: datetime) -> Iterator[Point]:
         yield _wait("Somebody paused it", "`ntt-backup-remote resume` goes on")
     for what, since in facts.daemon.unreachable.items():
         long = now - since >= _LONG_OUTAGE
+        lasts = duration(max(0.0, (now - since).total_seconds()))
+        why = [one.reason for one in facts.daemon.outages if one.what == what][-1]
         yield Point(
             Health.ACTION_REQUIRED if long else Health.WAITING,
-            f"{_AWAY.get(what, what)} has been unreachable for"
-            f" {duration(max(0.0, (now - since).total_seconds()))}; it is tried again and again",
+            with_detail(f"{_AWAY.get(what, what)} has been unreachable for {lasts}", why)
+            + "; it is tried again and again",
             "`ntt-backup-remote check` says why" if long else "",
         )
     for worker in facts.workers:
@@ -217,14 +219,20 @@ def _blobs(facts: TargetFacts) -> Iterator[Point]:
             " requeue`",
         )
     yield from _marks(facts)
-    if again := sum(totals.pending_by_reason.values()):
+    again = _found_wrong(facts)
+    if again and all(check.wrong != again for check in facts.checks):
         yield _wait(
             f"A check found {many(again, 'blob')} missing or wrong on the remote;"
             " they will be sent again",
         )
 
 
-def _known(facts: TargetFacts) -> int:
+def _found_wrong(facts: TargetFacts) -> int:
+    """Returns the number of blobs that a check has found wrong, and that are pending since."""
+    return sum(facts.totals.pending_by_reason.values()) if facts.totals is not None else 0
+
+
+def known_failures(facts: TargetFacts) -> int:
     """Returns the number of failed blobs that somebody said are known."""
     totals = facts.totals
     assert totals is not None
@@ -252,7 +260,7 @@ def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:
             when = f"the last run was {_ago(ended, now)}" if ended else "there never was a run"
             what = f"{_blobs_pending(facts)} not copied yet, and {when}"
             yield _act(what, "`ntt-backup-remote run` copies them")
-        elif totals.pending:
+        elif totals.pending > _found_wrong(facts):
             yield _wait(f"{_blobs_pending(facts)} waiting for the next run")
     yield from _dumps(facts, now)
     yield from _policy(facts, now)
@@ -279,14 +287,15 @@ def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:
             continue  # What is known of it is newer.
         newest = check.command not in commands
         commands.add(check.command)
-        if check.command == "heal" and facts.totals and check.wrong <= _known(facts):
+        if check.command == "heal" and facts.totals and check.wrong <= known_failures(facts):
             continue  # What could not be healed is known to fail.
         if newest and check.exit_code and check.exit_code < 128:
             found = (
                 f"found {many(check.wrong, 'blob')} missing or wrong" if check.wrong else "failed"
             )
             what = f"The last {check.command}, {_ago(check.ended_at, now)}, {found}"
-            do = f"`ntt-backup-remote {check.command}` says more"
+            again = "; they will be sent again" if check.wrong == _found_wrong(facts) != 0 else ""
+            do = f"`ntt-backup-remote {check.command}` says more{again}"
             yield _act(with_detail(what, check.detail), do)
         elif newest and not check.exit_code and check.doubts:
             what = f"The last {check.command}, {_ago(check.ended_at, now)}, did not prove all"

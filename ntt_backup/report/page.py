@@ -26,13 +26,18 @@ from markupsafe import Markup, escape
 from ntt_backup import __version__
 from ntt_backup.catalog.history import Hour
 from ntt_backup.catalog.stats import Proved
+from ntt_backup.dump.events import DumpFailed
 from ntt_backup.errors import complete
+from ntt_backup.events import SIDES, unreachable
 from ntt_backup.formatting import about, duration, many, moment, printable, size, without_numbers
-from ntt_backup.report.health import Health, HealthVerdict, lives
+from ntt_backup.report.health import Health, HealthVerdict, known_failures, lives
 from ntt_backup.report.target_facts import DAYS, TargetFacts
 
 _LINES: Final = 5
 _A_WEEK: Final = 7 * 86400
+_LEAST_DAYS: Final = 7
+# Lines about what stands in another place of the page.
+_ELSEWHERE: Final = ("failed, ", str(DumpFailed.text), *map(unreachable, SIDES))
 WIDTH: Final = 600
 HEIGHT: Final = 100
 _GAP: Final = 0.25  # Of the width of a bar.
@@ -56,15 +61,15 @@ class Target:
 def worth_a_look(recent: Sequence[Sequence[str]]) -> list[Sequence[str]]:
     """Returns the last lines that report a problem.
 
-    A pause that has ended is left out. Of lines that differ in numbers alone, such as consecutive
-    retries, only the last line is returned.
+    A pause that has ended is left out, and what the findings and the table of failures say. Of
+    lines that differ in numbers alone, such as consecutive retries, only the last line is returned.
     """
     found: dict[str, Sequence[str]] = {}
     for one in recent:
         _, level, line = one
         if line.startswith("resumed by "):
             found = {key: kept for key, kept in found.items() if not key.startswith("paused by ")}
-        if level != "info":
+        if level != "info" and not line.startswith(_ELSEWHERE):
             key = without_numbers(line)
             found.pop(key, None)
             found[key] = one
@@ -85,6 +90,7 @@ def render(targets: Sequence[Target], now: datetime) -> str:
         ages=ages,
         last_days=last_days,
         last_hour=last_hour,
+        known_failures=known_failures,
         lives=lives,
         worth_a_look=worth_a_look,
         css=Markup(_part("page.css")),  # noqa: S704  ours, and no part of it is from outside
@@ -209,16 +215,18 @@ def last_hour(minutes: Iterable[Sequence[int]], now: datetime) -> Chart | None:
 def last_days(hours: Iterable[Hour], now: datetime) -> Chart | None:
     """Returns the chart of the content copied on each of the last days; None without any.
 
-    Days are in local time. The chart marks the days on which something was unreachable.
+    Days are in local time. The first one is the first of which something is noted, but a week is
+    shown at least. The chart marks the days on which something was unreachable.
     """
     by_day = {
         day: list(some) for day, some in groupby(hours, lambda one: one.hour.astimezone().date())
     }
     if not by_day:
         return None
-    columns = []
-    for back in range(DAYS - 1, -1, -1):
-        day = now.astimezone().date() - timedelta(days=back)
+    columns, today = [], now.astimezone().date()
+    days = min(DAYS, max(_LEAST_DAYS, (today - min(by_day)).days + 1))
+    for back in range(days - 1, -1, -1):
+        day = today - timedelta(days=back)
         some, label = by_day.get(day, []), f"{day:%d %b}"
         amount, outage = sum(one.bytes for one in some), sum(one.outage_s for one in some)
         words = f"{label}: {many(sum(one.copied for one in some), 'blob')}, {size(amount)}"
@@ -227,7 +235,7 @@ def last_days(hours: Iterable[Hour], now: datetime) -> Chart | None:
         columns.append((label, amount, words, outage > 0))
     amounts = [amount for _, amount, *_ in columns]
     most = f"{size(max(amounts))} a day"
-    return _chart(columns, f"{size(sum(amounts))} copied in {DAYS} days, at most {most}", most)
+    return _chart(columns, f"{size(sum(amounts))} copied in {days} days, at most {most}", most)
 
 
 def _chart(columns: Sequence[tuple[str, int, str, bool]], says: str, top: str) -> Chart:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
+import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 
+from ntt_backup.report.health import judge
+from ntt_backup.report.page import Target, render
 from tests.helpers.environment import Environment
 from tests.helpers.views import browsing, serving
 from tests.helpers.waiting import PATIENCE, wait_until
+from tests.pictures import scene
 
 
 def figures(url: str, target: str = "remote") -> dict[str, str]:
@@ -139,3 +145,35 @@ def test_a_browser_shows_it_well_while_a_run_works_and_after(
         assert browser.tell(_TOO_WIDE) <= 0
         assert figures(url) == {"copied": copied, "pending": "0", "failed": failed}
         assert browser.problems == []
+
+
+# Its version is the one that `npm install --global axe-core` has brought.
+_RULES = """
+var runOnly = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"];
+axe.run(document, {runOnly}).then(found => ({
+  passed: found.passes.length,
+  violations: found.violations.map(one => [one.id, one.nodes.map(node => node.html)]),
+}))
+"""
+
+
+@pytest.mark.long
+def test_no_rule_of_wcag_is_violated(tmp_path: Path) -> None:
+    """WCAG 2.2 AA, as far as axe can tell, on a page that has all parts."""
+    npm = shutil.which("npm") or pytest.skip("there is no npm")
+    argv = [npm, "root", "--global"]
+    root = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+    axe = Path(root, "axe-core", "axe.min.js")
+    if not axe.exists():
+        pytest.skip("there is no axe-core")
+    now = datetime.now(UTC)
+    page = tmp_path / "page.html"
+    page.write_text(render([Target.of(one, judge(one, now)) for one in scene.targets(now)], now))
+    with browsing(tmp_path / "profile") as browser:
+        for width, dark in ((1280, False), (1280, True), (390, False), (390, True)):
+            browser.look(page.as_uri(), width=width, dark=dark)
+            browser.tell(axe.read_text() + ";0")
+            found = browser.tell(_RULES)
+            assert found["violations"] == [], (width, dark)
+            assert found["passed"] > 10
+            assert browser.tell(_TOO_WIDE) <= 0

@@ -115,8 +115,9 @@ class Browser:
         wait_until(lambda: self.tell("document.readyState") == "complete", "the page")
 
     def tell(self, expression: str) -> Any:
-        """What an expression of JavaScript is worth on the page."""
-        answer = self._ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        """What an expression of JavaScript, or its promise, is worth on the page."""
+        how = {"returnByValue": True, "awaitPromise": True}
+        answer = self._ask("Runtime.evaluate", expression=expression, **how)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 

@@ -218,6 +218,10 @@ def test_the_days_of_the_month_are_drawn_and_outages_marked() -> None:
     (mark,) = [bar for bar in chart.bars if bar.kind == "away"]
     assert mark.x == amounts[0].x
     assert "2 blobs, 2.0 kB, 0 failures, unreachable for 2 h 0 min" in mark.says
+    assert chart.says.startswith("10.0 kB copied in 7 days")
+    longer = drawing.last_days([Hour(today - 20 * DAY, 1, 0, 1000, 0.0), *hours], NOW)
+    assert longer is not None
+    assert longer.says.startswith("11.0 kB copied in 21 days")
     assert drawing.last_days([], NOW) is None
 
 
@@ -275,7 +279,7 @@ def test_nothing_from_outside_becomes_markup() -> None:
 def test_the_page_says_the_figures_and_asks_for_nothing_else() -> None:
     known = facts(daemon=daemon(), totals=TOTALS, unknown=3, place=Place("5" * 32, NOW))
     page = render([Target.of(known, judge(known, NOW))], NOW)
-    assert f"identity {'5' * 32}" in page
+    assert f"Identity of the target: {'5' * 32}, last seen" in page
     figures = dict(re.findall(r"<dt>(\w+)</dt><dd><b>([^<]*)</b>", page))
     assert figures == {"copied": "3,400,000", "pending": "77", "failed": "3", "speed": "11.5 MB/s"}
     assert "<title>Action required: backup of " in page
@@ -473,11 +477,33 @@ def test_the_lines_of_a_daemon_show_no_pause_that_has_ended_and_no_trouble_twice
         ["2", "info", "resumed by user 0 after 3.0 s"],
         ["3", "warning", "remote is unreachable, again in 0.7 s: refused"],
         ["4", "warning", "remote is unreachable, again in 1 min 30 s: refused"],
-        ["5", "error", "the catalog could not be dumped: no pg_dump"],
-        ["6", "warning", "paused by user 1; `ntt-backup-remote resume` goes on"],
+        ["5", "error", "no snapshot of etc: no space"],
+        ["6", "warning", "no free memory for 3 workers"],
+        ["7", "warning", "no free memory for 4 workers"],
+        ["8", "warning", "failed, missing: 3f0a17"],
+        ["9", "error", "the catalog is not dumped: no pg_dump"],
+        ["10", "warning", "paused by user 1; `ntt-backup-remote resume` goes on"],
     ]
-    assert [one[0] for one in drawing.worth_a_look(recent)] == ["4", "5", "6"]
-    assert [one[0] for one in drawing.worth_a_look(recent[:5])] == ["4", "5"]
+    assert [one[0] for one in drawing.worth_a_look(recent)] == ["5", "7", "10"]
+    assert [one[0] for one in drawing.worth_a_look(recent[:7])] == ["5", "7"]
+
+
+def test_what_a_check_found_and_is_sent_again_is_told_once() -> None:
+    again = replace(ALL_COPIED, pending=2, pending_by_reason={"remote-missing": 2})
+    (point,) = judge(facts(totals=again, checks=[WRONG]), NOW).points
+    assert point.what == "The last verify, 0.0 s ago, found 2 blobs missing or wrong"
+    assert "`ntt-backup-remote verify` says more; they will be sent again" in point.do
+    (found,) = judge(facts(totals=again), NOW).points
+    assert found.what.startswith("A check found 2 blobs missing or wrong")
+
+
+def test_an_outage_says_why() -> None:
+    (since,) = away(HOUR / 2)
+    said = judge(facts(daemon=daemon(outages=[replace(since, reason="no route")])), NOW).headline
+    assert said == (
+        "Waiting: The remote has been unreachable for 30 min 0 s: no route;"
+        " it is tried again and again"
+    )
 
 
 @pytest.mark.parametrize(
