@@ -101,7 +101,13 @@ def counts(found: dict[str, Any]) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param("ssh", marks=pytest.mark.long), "file", "packs", "sealed packs"]
+    "way",
+    [
+        pytest.param("ssh", marks=pytest.mark.long),
+        "file",
+        pytest.param("packs", marks=pytest.mark.long),
+        "sealed packs",
+    ],
 )
 def test_trees_are_equal_with_the_catalog_and_with_nothing_but_the_target(
     listed: Environment, application: Application, database_url: str, way: str

@@ -123,7 +123,7 @@ def test_a_traceback_is_shown_only_for_unforeseen_errors_with_v(env: Environment
     assert "Traceback" in verbose.stderr
 
 
-@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [pytest.param(">&-", marks=pytest.mark.long), "<&- >&- 2>&-"])
 def test_closed_streams_do_not_disturb_a_command(env: Environment, closed: str) -> None:
     """As some daemons and cron jobs start their children."""
     env.put_in_store(b"a blob")

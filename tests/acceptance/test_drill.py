@@ -76,6 +76,7 @@ def test_all_that_is_copied_is_restored_and_production_is_not_touched(
     assert tree(env.remote.local) == remote
 
 
+@pytest.mark.long
 def test_an_extension_that_only_a_superuser_creates_is_created_before(
     backed_up: Environment, database_url: str
 ) -> None:
@@ -185,7 +186,10 @@ def test_a_damaged_newer_dump_proves_nothing(backed_up: Environment, database_ur
 
 @pytest.mark.parametrize(
     ("loss", "rows"),
-    [("delete from blobs", 0), ("update blobs set remote_copied = null", 5)],
+    [
+        pytest.param("delete from blobs", 0, marks=pytest.mark.long),
+        ("update blobs set remote_copied = null", 5),
+    ],
     ids=["empty", "nothing copied"],
 )
 def test_a_catalog_that_calls_nothing_copied_proves_nothing(
@@ -347,6 +351,7 @@ def test_a_drill_whose_catalog_is_restored_for_too_long_ends_with_its_time(
     assert list((env.root / "space").iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_drill_of_a_random_part_has_blobs_in_it(daily: Environment) -> None:
     daily.fill_both(3)
     daily.call("dump", expect=0)

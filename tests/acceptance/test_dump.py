@@ -523,7 +523,7 @@ def test_without_pg_dump_a_run_warns_until_somebody_relies_on_dumps(
     assert dumping.events("dump_failed")[-1]["message"].startswith("pg_dump and pg_restore are not")
 
 
-@pytest.mark.parametrize("strategy", ["auto", "tar"])
+@pytest.mark.parametrize("strategy", ["auto", pytest.param("tar", marks=pytest.mark.long)])
 def test_a_full_remote_keeps_no_half_dump(
     dumping: Environment, remote: Sshd, strategy: str
 ) -> None:

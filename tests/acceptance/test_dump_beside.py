@@ -120,7 +120,7 @@ def test_the_first_blobs_do_not_wait_for_a_dump(
     assert count(calls) == 2
 
 
-@pytest.mark.parametrize("mode", ["full", "series"])
+@pytest.mark.parametrize("mode", ["full", pytest.param("series", marks=pytest.mark.long)])
 def test_three_targets_take_one_dump(
     dumping: Environment, gate: Path, calls: Path, tmp_path: Path, mode: str
 ) -> None:

@@ -41,7 +41,7 @@ insert into app.path (path) values ('\\x00ff');
 ROWS = 'select medium, ino, kind::text, "app.inode" from {}.inode order by 1, 2'
 
 
-@pytest.fixture(params=["full", "series"])
+@pytest.fixture(params=["full", pytest.param("series", marks=pytest.mark.long)])
 def dumped(
     request: pytest.FixtureRequest,
     env: Environment,

@@ -19,7 +19,11 @@ from tests.helpers.sshd import RemoteDir
 from tests.helpers.waiting import PATIENCE, wait_until
 
 MARKERS = {"stream": ".ntt-target.json", "tar": ".ntt-target.json", "packs": "format.json"}
-EACH = ["stream", "packs", pytest.param("tar", marks=pytest.mark.long)]
+EACH = [
+    "stream",
+    pytest.param("packs", marks=pytest.mark.long),
+    pytest.param("tar", marks=pytest.mark.long),
+]
 
 
 class Disks:

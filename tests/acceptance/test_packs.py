@@ -26,8 +26,8 @@ LONG = pytest.mark.long
 EACH = pytest.mark.parametrize(
     ("packed", "sealed"),
     [
-        ("file", False),
         ("ssh", True),
+        pytest.param("file", False, marks=LONG),
         pytest.param("sftp", False, marks=LONG),
         pytest.param("file", True, marks=LONG),
         pytest.param("ssh", False, marks=LONG),

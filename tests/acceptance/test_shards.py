@@ -17,7 +17,7 @@ COUNT = 3
 SHARDS = [f"{number}/{COUNT}" for number in range(1, COUNT + 1)]
 
 
-@pytest.fixture(params=["files", "packs"])
+@pytest.fixture(params=[pytest.param("files", marks=pytest.mark.long), "packs"])
 def stored(request: pytest.FixtureRequest, env: Environment) -> Environment:
     """A backup on a disk of this machine, of several packs that overlap where it has packs."""
     place = env.root / "disk"

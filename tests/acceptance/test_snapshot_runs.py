@@ -78,7 +78,7 @@ def test_a_failure_is_told_and_counted_and_no_blob_waits(etc: Environment) -> No
     assert (known["version"], versions(env)) == ("", [])
 
 
-@pytest.mark.parametrize("kill", [True, False])
+@pytest.mark.parametrize("kill", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_take_that_is_killed_or_stopped_leaves_no_version(etc: Environment, kill: bool) -> None:
     env = etc
     env.write_config(run={"bwlimit": "1MB"}, log={"progress_interval": 0.1})

@@ -203,7 +203,9 @@ def planted(machine: Machine, count: int) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("key", [False, True], ids=["no key", "key"])
+@pytest.mark.parametrize(
+    "key", [False, pytest.param(True, marks=pytest.mark.long)], ids=["no key", "key"]
+)
 def test_what_an_append_only_client_plants_has_no_good_version_removed_nor_restored(
     machine: Machine, key: bool
 ) -> None:
@@ -342,7 +344,11 @@ def test_what_cannot_be_taken_has_its_exit_code_and_one_clear_line(machine: Mach
 
 @pytest.mark.parametrize(
     ("signum", "status"),
-    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)],
+    [
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_a_take_that_is_stopped_leaves_no_version_and_the_next_one_is_whole(
     machine: Machine, signum: int, status: int

@@ -111,8 +111,15 @@ def content(harness: Harness, chance: random.Random) -> list[Batch]:
     ]
 
 
-@pytest.mark.parametrize("hashed", ["sha256", "blake3"])
-@pytest.mark.parametrize("codec", ["none", "auto"])
+@pytest.mark.parametrize(
+    ("hashed", "codec"),
+    [
+        ("sha256", "auto"),
+        ("blake3", "none"),
+        pytest.param("sha256", "none", marks=pytest.mark.long),
+        pytest.param("blake3", "auto", marks=pytest.mark.long),
+    ],
+)
 def test_what_arrives_is_right_whatever_flips(
     local: Harness, tmp_path: Path, hashed: str, codec: str
 ) -> None:

@@ -58,7 +58,7 @@ def upload(bucket: Bucket, *contents: bytes) -> tuple[str, list[Part]]:
         s3_proxy.status(500, "InternalError"),
         s3_proxy.status(429, "TooManyRequests"),
         s3_proxy.status(409, "ConditionalRequestConflict"),
-        s3_proxy.closed,
+        pytest.param(s3_proxy.closed, marks=pytest.mark.long),
     ],
 )
 def test_trouble_that_passes_is_waited_out(

@@ -26,7 +26,7 @@ MIB = 1 << 20
 BIG = os.urandom(1000) * ((2 * messages.RESUMABLE + 5 * MIB) // 1000)
 
 
-@pytest.fixture(params=["sha256", "blake3"])
+@pytest.fixture(params=[pytest.param("sha256", marks=pytest.mark.long), "blake3"])
 def hashed(request: pytest.FixtureRequest) -> str:
     """The hash of the session; one is enough for a test that names it."""
     return str(request.param)

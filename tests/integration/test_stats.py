@@ -60,7 +60,7 @@ def no_time_for(names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "statement", slow)
 
 
-@pytest.mark.parametrize("first", [0, 200])
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.long), 200])
 def test_an_estimate_goes_by_how_close_the_first_blobs_of_each_range_lie(
     catalog: Connection, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
