@@ -302,7 +302,7 @@ def connect(
 
 def _open(url: str, application_name: str) -> Connection:
     given = _parameters(url)
-    if (host := Path(str(given.get("host")))).name == embedded.NAME:
+    if (host := Path(host_of(url))).name == embedded.NAME:
         embedded.hold(host)
     options: dict[str, Any] = {key: value for key, value in _KEEPALIVE.items() if key not in given}
     return Connection.connect(
@@ -507,6 +507,11 @@ def describe(url: str) -> str:
     given = _parameters(url)
     where = given.get("host") or given.get("hostaddr") or given.get("service") or "local socket"
     return f"{given.get('dbname') or 'the default database'} on {where}"
+
+
+def host_of(url: str) -> str:
+    """Returns the host that url names, "" for that of libpq. Raises ConfigError."""
+    return str(_parameters(url).get("host") or "")
 
 
 def database_name(url: str) -> str:

@@ -52,7 +52,9 @@ class _Program(LazyGroup):
 @click.option(
     "--config",
     type=options.PATH,
-    help="Configuration file (TOML); default: NTT_CONFIG, else /etc/ntt/backup-remote.toml.",
+    help="Configuration file (TOML); default: NTT_CONFIG, else"
+    " ~/.config/ntt-backup/backup-remote.toml of an ordinary user, else"
+    " /etc/ntt/backup-remote.toml.",
 )
 @click.option(
     "--target",

@@ -43,6 +43,7 @@ SECTIONS: Final = {
         "heal": "Restore missing or damaged blobs of the store from the targets.",
     },
     "Set up": {
+        "setup": "Prepare the first backup: settings, catalog, target.",
         "demo": "Back up an example store, all on this machine.",
         "config": "Show or check the configuration.",
         "init-db": "Create the catalog, or add what an existing one lacks.",
@@ -188,6 +189,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ("run --dry-run", "run --watch --bwlimit 8MB", "--target all run --watch"),
     "scan": ("scan", "scan --strays strays.jsonl"),
     "serve": ("serve", "serve --listen 127.0.0.1:8080", "serve --name backup.example.org"),
+    "setup": (
+        "setup",
+        "setup --yes --files /srv/photos --to file:///media/usb/backup",
+        "setup --store /srv/store --to ssh://vault@backup.example.org/srv/backup --service",
+    ),
     "show": ("show 3f0a17", "show 3f0a17 --verify --json"),
     "snapshot": ("snapshot take etc /etc", "snapshot list etc"),
     "snapshot diff": ("snapshot diff etc", "snapshot diff etc@20260101 etc@20260201"),

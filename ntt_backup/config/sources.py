@@ -31,6 +31,8 @@ from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.wire.stored_names import is_set
 
 DEFAULT_FILE = Path("/etc/ntt/backup-remote.toml")
+# That of an ordinary user, as `setup` makes it.
+OWN_FILE: Final = Path("~/.config/ntt-backup/backup-remote.toml")
 CONFIG_VARIABLE = "NTT_CONFIG"
 
 # The former names of settings, which remain valid.
@@ -254,10 +256,14 @@ def snapshot_sets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
 def path_of(file: Path | None, environ: Mapping[str, str]) -> Path:
     """Returns the path of the configuration file, which need not exist.
 
-    file: the argument of `--config`; None for the file of NTT_CONFIG, or else the default file.
+    file: the argument of `--config`; None for the file of NTT_CONFIG, or else the default file,
+    which is this user's own where that exists.
     """
-    named = file or environ.get(CONFIG_VARIABLE) or DEFAULT_FILE
-    return Path(os.path.expanduser(named))  # noqa: PTH111  never raises
+    named = file or environ.get(CONFIG_VARIABLE)
+    if not named and os.geteuid():
+        own = Path(os.path.expanduser(OWN_FILE))  # noqa: PTH111  never raises
+        named = own if own.exists() else None
+    return Path(os.path.expanduser(named or DEFAULT_FILE))  # noqa: PTH111
 
 
 def _layer(section: str, values: Mapping[str, object], written: str, path: Path) -> Layer:

@@ -47,6 +47,7 @@ _SOCKET: Final = ".s.PGSQL.5432"
 _LONGEST: Final = 107 - len(f"/{_SOCKET}")
 _USER: Final = "ntt-backup"
 _START_SECONDS: Final = 120.0
+_REMOVE_SECONDS: Final = 10.0
 _NAP_SECONDS: Final = 0.02
 _LOG_BYTES: Final = 1 << 20
 # The server before is still ending.
@@ -75,13 +76,13 @@ def hold(directory: Path) -> None:
     try:
         with _one_thread:
             if _held.get(directory, (0, -1))[0] != os.getpid():
-                owner = _owner(directory)
+                owner = owner_of(directory)
                 _make(directory, owner)
                 fd = _open(directory / "users", owner)
                 _held[directory] = (os.getpid(), fd)
                 fcntl.flock(fd, fcntl.LOCK_SH)  # It waits while a keeper stops the server.
             if not _is_ready(directory):
-                owner = _owner(directory)
+                owner = owner_of(directory)
                 with closing(_open(directory / "start", owner)) as turn:
                     fcntl.flock(turn, fcntl.LOCK_EX)
                     if not _is_ready(directory):
@@ -98,7 +99,16 @@ def hold(directory: Path) -> None:
         ) from error
 
 
-def _owner(directory: Path) -> tuple[int, int]:
+def remove(directory: Path) -> None:
+    """Removes a server with its data, once nobody uses it. Raises OSError."""
+    with closing(_open(directory / "users", owner_of(directory))) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        deadline = time.monotonic() + _REMOVE_SECONDS
+        while directory.exists():  # What was killed may still be writing.
+            shutil.rmtree(directory, ignore_errors=time.monotonic() < deadline)
+
+
+def owner_of(directory: Path) -> tuple[int, int]:
     """Returns user and group of the server: PostgreSQL refuses to run as root."""
     if os.geteuid():
         return os.geteuid(), os.getegid()

