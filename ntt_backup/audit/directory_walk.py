@@ -121,7 +121,6 @@ def pass_over_directories(
         conn,
         walk.name,
         walk.definition,
-        keyed=True,
         whole_every=wanted.whole_every,
         whole=whole,
     )

@@ -214,10 +214,12 @@ def _pass_over_query(
         conn,
         QUERY,
         query.definition,
-        keyed=query.keyed,
+        rows=query.sum_of_rows(wanted.on_change, sorted(others)),
         whole_every=wanted.whole_every,
         whole=whole,
     )
+    if current.began_at is None:
+        return 0
 
     def write(before: Pass) -> tuple[Pass, Registration, bool]:
         after, found = files_by_path.register(

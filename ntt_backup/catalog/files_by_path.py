@@ -72,7 +72,8 @@ class Pass:
         began_at: When the pass began, by the clock of the server; None if none is under way.
         seen: The number of rows that the pass has seen and that had a place before.
         key: The key of its last row, or of the last pass.
-        mark: The key at which a pass begins that does not see all rows.
+        mark: The key at which a pass begins that does not see all rows; without keys, a hash of the
+            rows of the last pass.
         last_mark: The key that follows as `mark`; last_mark_at: when that was the last key.
         whole_at: When the last pass ended that saw all rows.
         problem: What a walk could not read, in words; None for nothing.
@@ -228,15 +229,24 @@ def ages_of_passes(conn: Connection) -> dict[str, float]:
 
 
 def begin_pass(
-    conn: Connection, origin: str, definition: str, *, keyed: bool, whole_every: float, whole: bool
+    conn: Connection,
+    origin: str,
+    definition: str,
+    *,
+    rows: str | None = None,
+    whole_every: float,
+    whole: bool,
 ) -> Pass:
     """Returns the pass that was interrupted, or a new one.
+
+    Without keys, none is needed if the rows are those of the last pass: then `began_at` is None.
 
     Args:
         conn: The connection.
         origin: The name of the origin.
         definition: A hash of what the origin lists.
-        keyed: Whether its rows have keys, so that a pass can be continued, or need not see all.
+        rows: Where its rows have no keys, a hash of them. With keys, a pass can be continued, and
+            need not see all.
         whole_every: The seconds between the passes that see all rows.
         whole: Whether a new pass must see all rows.
 
@@ -245,19 +255,30 @@ def begin_pass(
     """
 
     def begin() -> Pass:
-        rows = conn.rows("load_origin", {"origin": origin})
-        before = Pass(origin, *rows[0]) if rows else Pass(origin, definition)
+        found = conn.rows("load_origin", {"origin": origin})
+        before = Pass(origin, *found[0]) if found else Pass(origin, definition)
         if before.definition != definition:
             before = Pass(origin, definition)
         ((now,),) = conn.rows("server_time")
         ((seen,),) = conn.rows("count_seen", {"origin": origin})
-        if before.began_at is not None and keyed and before.seen == seen and not whole:
+        if before.began_at is not None and rows is None and before.seen == seen and not whole:
             return before
         due = before.whole_at is None or abs((now - before.whole_at).total_seconds()) >= whole_every
-        sees_all = whole or due or not keyed or before.mark is None
+        if before.began_at is None and before.mark == rows and not (rows is None or whole or due):
+            save_pass(conn, before)
+            return before
+        sees_all = whole or due or rows is not None or before.mark is None
         conn.rows("forget_seen", {"origin": origin})
         key = None if sees_all else before.mark
-        begun = replace(before, whole=sees_all, began_at=now, seen=0, key=key, problem=None)
+        begun = replace(
+            before,
+            whole=sees_all,
+            began_at=now,
+            seen=0,
+            key=key,
+            mark=before.mark if rows is None else rows,
+            problem=None,
+        )
         save_pass(conn, begun)
         return begun
 

@@ -105,6 +105,21 @@ class OpenQuery:
         with _of_the_other(), translated("run the query"):
             return bool(self.conn.rows("any_without_key", query=sql.SQL(self.text))[0][0])
 
+    def sum_of_rows(self, *others: object) -> str | None:
+        """Returns a hash of all rows, in any order; None where they have keys.
+
+        The next call of `rows_from` gives the same rows, whatever is changed meanwhile.
+
+        Args:
+            others: What else the hash is of.
+        """
+        if self.keyed:
+            return None
+        with _of_the_other(), translated("run the query"):
+            self.conn.rows("begin_snapshot")
+            found = self.conn.rows("sum_of_rows", query=sql.SQL(self.text))
+        return sha256(repr((found, others)).encode()).hexdigest()
+
     def rows_from(self, key: str | None) -> Iterator[bytes]:
         """Yields the next rows as blocks of a binary COPY.
 
@@ -121,6 +136,9 @@ class OpenQuery:
             self.conn.cursor().copy(query) as copy,
         ):
             yield from (bytes(block) for block in copy)
+        if not self.keyed:  # What follows may take long.
+            with _of_the_other(), translated("run the query"):
+                self.conn.rows("end_snapshot")
 
     def first_path(self, seconds: float) -> bytes | None:
         """Returns the path of the first row of a pass; None if there is no row, or it has no path.

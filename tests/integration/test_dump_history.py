@@ -64,14 +64,27 @@ def checked(url: str) -> None:
         assert record_checks(conn, TARGET, ["a"], [Failure("b", Reason.REMOTE_MISSING, "")]) == 1
 
 
+def staged(url: str) -> None:
+    """As a pass over a query does, which may find nothing new."""
+    with psycopg.connect(url, autocommit=True) as conn:
+        for name in ("kept", "dropped"):
+            conn.execute(
+                f"create temporary table {name} (id serial, path text check (path <> ''))".encode()
+            )
+            conn.execute(f"create index on {name} (path)".encode())
+        conn.execute("drop table dropped")
+
+
 def filled(url: str) -> str:
     values = ", ".join(f"('{name}')" for name in "abcd")
     execute(url, f"insert into blobs (blobid) values {values}")
     return counted(url)
 
 
-@pytest.mark.parametrize("work", [stored, failed, requeued, checked])
-def test_our_own_marks_are_no_change(catalog_url: str, work: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("work", [stored, failed, requeued, checked, staged])
+def test_our_own_marks_and_temporary_tables_are_no_change(
+    catalog_url: str, work: Callable[[str], None]
+) -> None:
     before = filled(catalog_url)
     work(catalog_url)
     assert counted(catalog_url) == before
@@ -88,6 +101,11 @@ def test_our_own_marks_are_no_change(catalog_url: str, work: Callable[[str], Non
         "create table of_others (name text)",
         "alter table blobs add column of_others text",
         "create function of_others() returns int language sql as 'select 1'",
+        "create domain of_others as text",
+        "alter table blobs alter column size set statistics 500",
+        "alter table blobs alter column size set default 5",
+        "create index on blobs (size)",
+        "comment on table blobs is 'of others'",
     ],
 )
 def test_what_others_change_is_one(catalog_url: str, change: str) -> None:

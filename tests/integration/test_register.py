@@ -77,6 +77,66 @@ def test_a_pass_reads_from_the_last_key_until_it_is_time_for_all(
     assert register_files(catalog, application.settings(whole_every=0)).rows == 21
 
 
+NO_KEY = "select path, size, sum as checksum from files"
+
+
+def test_rows_without_keys_are_read_if_any_of_them_differs(
+    catalog: Connection, application: Application
+) -> None:
+    application.add(*map(str, range(20)))
+    change = application.owner.execute
+
+    def read(**others: object) -> int:
+        return register_files(catalog, application.settings(NO_KEY, **others)).rows
+
+    assert (read(), read()) == (20, 0)
+    # The rows, in another order.
+    change("update files set sum = null where id < 9")
+    assert read() == 0
+    change("update files set sum = '00' where path = '3'")
+    assert (read(), read()) == (20, 0)
+    # As many rows as before.
+    change("update files set path = 'other' where path = '3'")
+    assert (read(), paths(catalog) >= {b"other"}, b"3" in paths(catalog)) == (20, True, False)
+    assert (read(on_change="version"), read(on_change="version", whole_every=0)) == (20, 20)
+    settings = application.settings(NO_KEY, on_change="version")
+    assert register_files(catalog, settings, whole=True).rows == 20
+    assert register_files(catalog, settings).rows == 0
+
+
+def test_rows_without_keys_are_those_that_were_compared(
+    catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that is away only while the rows are read is missed by no later pass."""
+    application.add("a", "b")
+    compare = foreign_query.OpenQuery.sum_of_rows
+
+    def also_delete(query: foreign_query.OpenQuery, *others: object) -> str | None:
+        found = compare(query, *others)
+        application.owner.execute("delete from files where path = 'b'")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(foreign_query.OpenQuery, "sum_of_rows", also_delete)
+        register_files(catalog, application.settings(NO_KEY))
+    application.add("b")
+    register_files(catalog, application.settings(NO_KEY))
+    assert paths(catalog) == {b"a", b"b"}
+
+
+def test_a_pass_without_keys_that_was_interrupted_begins_anew(
+    catalog: Connection, application: Application
+) -> None:
+    application.add("a")
+    settings = application.settings(NO_KEY)
+    with pytest.raises(ZeroDivisionError):
+        register_files(catalog, settings, on_progress=lambda _: divmod(1, 0) and None)
+    assert (register_files(catalog, settings).rows, register_files(catalog, settings).rows) == (
+        1,
+        0,
+    )
+
+
 def test_what_is_no_longer_listed_is_gone_and_comes_back(
     catalog: Connection, application: Application
 ) -> None:

@@ -444,6 +444,19 @@ pg_catalog.encode({column}, 'hex')
 -- The beginning of a value, as a part of other queries: an application may keep a text of any length.
 pg_catalog.substr({column}, 1, {most})
 
+-- name: begin_snapshot
+-- Has all statements of a transaction in the other database see the same rows.
+begin isolation level repeatable read read only;
+
+-- name: end_snapshot
+-- Ends that transaction.
+commit;
+
+-- name: sum_of_rows
+-- How many rows the query of another database gives, and a sum by which others, in any order, differ.
+select count(*), sum(pg_catalog.hashtextextended(given::pg_catalog.text, 0)) from ({query}
+) as given;
+
 -- name: any_without_key
 -- Whether the query of another database gives a row without a key.
 select exists (select from ({query}

@@ -131,7 +131,8 @@ order by started_at desc, run_id limit %(limit)s;
 -- it. Those of our own tables, of temporary ones, of what all databases share, and of what ANALYZE
 -- writes say nothing about that; nor do the updates of blobs that are our own marks. A server that
 -- has crashed counts from zero, and notes that in pg_stat_bgwriter. The fingerprint is empty where
--- the server does not count.
+-- the server does not count. A temporary table has rows in some system catalogs: of these catalogs,
+-- the transactions that wrote the other rows are added up instead.
 select current_database(), current_setting('server_version'),
     current_setting('server_version_num')::integer,
     case when current_setting('track_counts')::boolean then concat_ws(
@@ -151,7 +152,28 @@ select current_database(), current_setting('server_version'),
             from pg_stat_all_tables
             where schemaname <> 'ntt_backup' and schemaname !~ '^pg_(toast|temp)'
                 and relname not in ('pg_statistic', 'pg_statistic_ext_data')
+                and not (schemaname = 'pg_catalog' and relname in (
+                    'pg_attrdef', 'pg_attribute', 'pg_class', 'pg_constraint', 'pg_depend', 'pg_index',
+                    'pg_namespace', 'pg_sequence', 'pg_type'
+                ))
                 and relid not in (select oid from pg_class where relisshared)
+        ),
+        (
+            select concat_ws('+', count(*), sum(writer::text::bigint))
+            from (
+                select xmin as writer, relnamespace as schema from pg_class
+                union all
+                select a.xmin, c.relnamespace from pg_attribute as a join pg_class as c on c.oid = a.attrelid
+                union all
+                select d.xmin, c.relnamespace from pg_attrdef as d join pg_class as c on c.oid = d.adrelid
+                union all
+                select xmin, connamespace from pg_constraint
+                union all
+                select xmin, typnamespace from pg_type
+                union all
+                select xmin, oid from pg_namespace
+            ) as written
+            where schema not in (select oid from pg_namespace where nspname ~ '^pg_(toast_)?temp_')
         )
     ) else '' end;
 
