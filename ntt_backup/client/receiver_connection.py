@@ -28,7 +28,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.name_hash import HashOfNames, hash_of_names
 from ntt_backup.wire import messages
-from ntt_backup.wire.framing import FORMAT, IDENTITY, PROTOCOL, Inbox, ProtocolError
+from ntt_backup.wire.framing import FORMAT, IDENTITY, PROTOCOL, Buffer, Inbox, ProtocolError
 from ntt_backup.wire.messages import Field
 from ntt_backup.wire.stored_names import PLACES
 
@@ -153,8 +153,8 @@ class ReceiverConnection:
         if self.spec.names and self.spec.names != self.hash_of_names:
             raise other_names(self.spec.names, self.hash_of_names)
 
-    def send(self, frame: bytes, hear: Callable[[bytes], None]) -> None:
-        """Sends a small frame; hear receives the data that arrives meanwhile."""
+    def send(self, frame: Buffer, hear: Callable[[bytes], None]) -> None:
+        """Sends a frame, or a part of one; hear receives the data that arrives meanwhile."""
         self.channel.send(memoryview(frame), hear, patience=self.spec.run.stall_timeout)
 
     def frames(self, data: bytes) -> Iterator[tuple[int, memoryview]]:

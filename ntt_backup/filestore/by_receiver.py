@@ -228,7 +228,10 @@ class FileStoreByReceiver(ReceiverConnection):
 
     def send_data(self, slot: int, data: Buffer) -> None:
         """Sends the next bytes of the file in a slot, at most MAX_CHUNK."""
-        self._say(messages.FILE_DATA.frame(slot, data))
+        before, after = messages.FILE_DATA.around(data, slot)
+        with self._alone():
+            for part in (before, data, after):
+                self.send(part, self._hear)
 
     def poll(self) -> None:
         """Reads what the remote has sent meanwhile. Raises where the connection has ended."""

@@ -58,6 +58,15 @@ def frame(kind: int, *parts: Buffer) -> bytes:
     return HEADER.pack(len(payload) + len(check), kind) + payload + check
 
 
+def around(kind: int, head: bytes, data: Buffer) -> tuple[bytes, bytes]:
+    """Returns what a frame of head and data has before the data, and after it.
+
+    A mebibyte is so written from where it is. A frame of it takes three copies.
+    """
+    check = b"" if kind in CONTENT else _CRC.pack(zlib.crc32(data, zlib.crc32(head, kind)))
+    return HEADER.pack(len(head) + len(data) + len(check), kind) + head, check
+
+
 def head(kind: int, length: int) -> bytes:
     """Returns the header of a frame of CONTENT, whose payload of that length is sent separately."""
     return HEADER.pack(length, kind)

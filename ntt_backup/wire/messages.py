@@ -32,6 +32,7 @@ from ntt_backup.wire.framing import (
     PACK_BYTES,
     Buffer,
     ProtocolError,
+    around,
     frame,
 )
 from ntt_backup.wire.tails import (
@@ -379,6 +380,10 @@ class Message(int, Generic[T]):
         if tail is None:
             return frame(self, head.pack(*values))
         return frame(self, head.pack(*values[:count]), *tail.parts(*values[count:]))
+
+    def around(self, data: Buffer, *values: Any) -> tuple[bytes, bytes]:
+        """Returns the frame's bytes before and after data, its tail, which is not copied."""
+        return around(self, self._head.pack(*values), data)
 
     def read(self, payload: Any, *area: str) -> T:
         """Returns the value of a payload. area: the area of a message with names of files."""

@@ -38,7 +38,7 @@ from ntt_backup.filestore.open import PACK_AREA
 from ntt_backup.process.threads import Cancelled
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.wire import messages
-from ntt_backup.wire.framing import MAX_CHUNK, Inbox, ProtocolError
+from ntt_backup.wire.framing import HEADER, MAX_CHUNK, Inbox, ProtocolError
 from ntt_backup.wire.stored_names import is_told
 from tests.helpers.receivers import frames as frames_in
 
@@ -144,6 +144,7 @@ class Connection:
         self.answers: list[bytes] = []
         self.early = b""
         self.sent: list[int] = []
+        self._begun = b""
         self.closed = False
         self.asked: dict[str, Any] = {}
         self.banner = SimpleNamespace(allowed={"snapshot", "dump", "packs", *allowed})
@@ -160,7 +161,12 @@ class Connection:
         return nullcontext()
 
     def send(self, data: bytes, hear: Callable[[bytes], object]) -> None:
-        self.sent.append(data[4])
+        self._begun += data
+        length, kind = HEADER.unpack_from(self._begun)
+        if len(self._begun) < HEADER.size + length:
+            return  # A part of a frame.
+        self._begun = b""
+        self.sent.append(kind)
         if self.early:
             hear(self.early)
 

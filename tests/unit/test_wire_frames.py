@@ -92,3 +92,8 @@ def test_every_message_was_recorded() -> None:
     assert kinds == {*messages.to_receiver(messages.ANY), *messages.to_client(messages.ANY)}
     assert len(kinds) == 47
     assert frozenset({messages.PACK, messages.DATA}) == framing.CONTENT
+
+
+def test_what_is_around_data_makes_a_frame_of_it() -> None:
+    before, after = messages.FILE_DATA.around(b"content", 2)
+    assert before + b"content" + after == messages.FILE_DATA.frame(2, b"content")
