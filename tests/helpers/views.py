@@ -86,7 +86,7 @@ def serving(env: Environment) -> Iterator[str]:
             assert process.wait(PATIENCE) == 128 + signal.SIGTERM
 
 
-_PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Browser:
@@ -121,9 +121,12 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def screenshot(self, file: Path) -> None:
-        """The whole page, also what is below the window."""
-        shot = self._ask("Page.captureScreenshot", captureBeyondViewport=True)
+    def screenshot(self, file: Path, height: int = 0) -> None:
+        """The whole page, also what is below the window; or no more than its first pixels."""
+        clip = {"x": 0, "y": 0, "width": self.tell("innerWidth"), "height": height, "scale": 1}
+        shot = self._ask(
+            "Page.captureScreenshot", captureBeyondViewport=True, **{"clip": clip} if height else {}
+        )
         file.write_bytes(base64.b64decode(shot["data"]))
 
     def _ask(self, method: str, **params: Any) -> dict[str, Any]:
@@ -150,7 +153,7 @@ class Browser:
 @contextmanager
 def browsing(profile: Path) -> Iterator[Browser]:
     """A browser; the test is skipped where there is none."""
-    program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         pytest.skip("there is no Chromium")
     to_read, to_write = os.pipe()

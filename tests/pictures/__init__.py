@@ -1,1 +1,1 @@
-"""What the pictures of the documents show."""
+"""The pictures of the documents: `python -m tests.pictures` makes them all."""

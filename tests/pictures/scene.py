@@ -26,7 +26,7 @@ from tests.unit.sample_records import a_run
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 _BLOBS: Final = 42_118_306
-_NAMES: Final = tuple(f"{random.Random(n).getrandbits(256):064x}" for n in range(4))
+NAMES: Final = tuple(f"{random.Random(n).getrandbits(256):064x}" for n in range(4))
 _NONE: Final[dict[str, Any]] = {
     "failed": 0,
     "failed_bytes": 0,
@@ -71,7 +71,8 @@ def daemon(now: datetime) -> DaemonReport:
     rates = [11.6 + 0.5 * math.sin(n) for n in range(60)]
     for gap in (21, 22, 23, 24):
         rates[gap] = 0.0
-    minutes = [(minute - 60 * (59 - n), int(rates[n] * 60e6)) for n in range(60)]
+    lasted = [60.0] * 59 + [now.timestamp() - minute]
+    minutes = [(minute - 60 * (59 - n), int(rates[n] * lasted[n] * 1e6)) for n in range(60)]
     told = [
         (
             now - timedelta(minutes=38),
@@ -79,7 +80,7 @@ def daemon(now: datetime) -> DaemonReport:
             "remote is unreachable, again in 1 min 30 s: Connection timed out",
         ),
         (now - timedelta(minutes=34), "info", "remote is reachable again after 4 min 2 s"),
-        (now - timedelta(minutes=20), "error", f"failed, missing: {_NAMES[0]}"),
+        (now - timedelta(minutes=20), "error", f"failed, missing: {NAMES[0]}"),
         (now - timedelta(minutes=6), "info", "snapshot etc: 1,204 files, 31.2 MB, 412.0 kB stored"),
     ]
     return replace(
@@ -176,9 +177,7 @@ def _offsite(now: datetime) -> TargetFacts:
         hours=_hours(now, 14, 980, outages=(5, 11)),
         unproved=Unproved(1_900_000, True, 0, now),
         proved=Proved(18_204, 9_120, 15_800, 17_300, 17_383),
-        examples=[
-            FailedBlob(name, "missing", "", 1, now - HOUR, now - HOUR) for name in _NAMES[:2]
-        ],
+        examples=[FailedBlob(name, "missing", "", 1, now - HOUR, now - HOUR) for name in NAMES[:2]],
         checks=[
             CheckRun(
                 "verify",
@@ -199,7 +198,7 @@ def _offsite(now: datetime) -> TargetFacts:
             DumpRun(
                 now - (5 + 24 * n) * HOUR,
                 now - (5 + 24 * n) * HOUR,
-                f"202611{14 - n}T031201Z-{_NAMES[n][:8]}.dump",
+                f"202611{14 - n}T031201Z-{NAMES[n][:8]}.dump",
                 2_100_000_000 - n * 40_000_000,
                 "",
                 "",
@@ -279,7 +278,7 @@ def _bucket(now: datetime) -> TargetFacts:
         "remote-missing": "packs/20261108T101500Z-7be1.tar is gone",
     }
     examples = [
-        FailedBlob(_NAMES[n], reason, detail, 2 + n, now - 3 * DAY, now - (4 + n) * HOUR)
+        FailedBlob(NAMES[n], reason, detail, 2 + n, now - 3 * DAY, now - (4 + n) * HOUR)
         for n, (reason, detail) in enumerate(details.items())
     ]
     runs = [
