@@ -98,6 +98,7 @@ def register_due(
                 return 0.0 if listening else wait_s
             if not due and listening.wait(min(wait_s, left_s)):
                 due = [QUERY]
+            files_by_path.send_returned(conn, settings.target)
 
 
 def _due(conn: Connection, settings: StoreConfig) -> tuple[list[str], float]:

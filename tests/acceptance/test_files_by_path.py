@@ -89,6 +89,8 @@ def test_listed_files_are_copied_once_by_their_content(
     assert by_path == shown
     assert (file["path"], file["reason"], file["gone_at"]) == ("a/two.bin", None, None)
     assert file["registered_at"] <= file["read_at"]
+    whole = json.loads(env.call("show", "--json", f"{listed}/a/two.bin", expect=0).stdout)
+    assert (whole["blobid"], whole["file"]) == (two, file)
 
 
 def test_what_is_wrong_with_a_file_is_said_and_the_others_are_copied(

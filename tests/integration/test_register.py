@@ -482,6 +482,36 @@ def test_no_notification_is_lost_between_two_processes_of_a_daemon(
         assert name.encode() in paths(catalog)
 
 
+def test_a_daemon_that_waits_for_notifications_sends_what_others_saw_come_back(
+    catalog: Connection,
+    application: Application,
+    daemon: StoreConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    application.add("a")
+    register_files(catalog, application.settings())
+    read_all(catalog)
+    states: list[object] = []
+
+    def wait(_: object, seconds: float) -> bool:
+        states.extend(rows(catalog, "select remote_copy_failed from blobs"))
+        if len(states) > 1:
+            raise KeyboardInterrupt
+        # The run for another target, whose role may not write the columns of this one.
+        catalog.execute("update blobs set remote_copy_failed = true")
+        catalog.execute(
+            "insert into ntt_backup.failures (target, blobid, reason, detail)"
+            " select 'remote', blobid, 'pruned', %s from blobs",
+            (files_by_path._RETURNED,),
+        )
+        return False
+
+    monkeypatch.setattr(foreign_query.OpenQuery, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        register_due(daemon, lambda _: None, stays=True)
+    assert states[1] in [(None,), (False,)]
+
+
 def test_a_daemon_that_meets_another_command_tries_again_soon(
     catalog: Connection, application: Application, daemon: StoreConfig
 ) -> None:

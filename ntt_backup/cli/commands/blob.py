@@ -15,6 +15,7 @@ from ntt_backup.audit.one_blob import InStore, Place, look_in_packs, look_in_sto
 from ntt_backup.audit.register import open_store
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog import ledger
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.failures import (
     UNKNOWN,
     FailedBlob,
@@ -192,19 +193,19 @@ def show(common: Common, blob: str, verify: bool) -> None:
     """Show everything that is known about one blob.
 
     The first digits of BLOBID are enough if no other blob begins with them. PATH is that of a file
-    which a query or a walk lists.
+    which a query or a walk lists, as it is listed or as it is in the store.
     """
     settings = common.load(CatalogConfig)
     with open_catalog(settings, "show") as conn:
-        file = file_at(conn, os.fsencode(blob)) if settings.by_path else None
+        blob, file = _listed(conn, settings, blob)
         if file is not None and file.blobid is None:
             _tell(_fields_of_file(blob, file), [*_about_file(blob, file)])
             return
         if settings.by_path and file is None and "/" in blob:  # No blobid has one.
             raise ConfigError(
                 f"the catalog has no file {shown_path(os.fsencode(blob))[:200]}",
-                hint="give the path as the query or the walk lists it, as a rule relative to"
-                " source.root",
+                hint="give the path as the query or the walk lists it, or with source.root before"
+                " it",
             )
         name = find_blob(conn, blob if file is None else str(file.blobid))
         targets = ledger_of(conn, name)
@@ -260,6 +261,21 @@ def show(common: Common, blob: str, verify: bool) -> None:
 def _tell(fields: Mapping[str, Any], rows: Sequence[tuple[str, str]]) -> None:
     width = max(len(label) for label, _ in rows) + 2
     results.tell(fields, [printable(f"{label:<{width}}{text}") for label, text in rows])
+
+
+def _listed(conn: Connection, settings: CatalogConfig, given: str) -> tuple[str, FileAtPath | None]:
+    """Returns a path as it is listed, and its file; None if it is listed in no form.
+
+    A query may list paths below the root of the store, or whole ones; people give either.
+    """
+    forms = [given] if settings.by_path else []
+    if forms and settings.source is not None:
+        root = os.path.join(settings.source.root, "")
+        forms += [given.removeprefix(root), root + given]
+    for form in forms:
+        if (file := file_at(conn, os.fsencode(form))) is not None:
+            return form, file
+    return given, None
 
 
 def _fields_of_file(path: str, file: FileAtPath) -> dict[str, Any]:
