@@ -30,15 +30,17 @@ def release(clone: Path, *words: str, **environ: str) -> subprocess.CompletedPro
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone of this checkout, changes included, whose CHANGELOG has the version."""
+    """A clone of this checkout, changes included, in which something is new."""
     if not (CHECKOUT / ".git").exists():
         pytest.skip("this is no clone")
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", "--no-tags", str(CHECKOUT), str(clone)], check=True)
     for name in ("bin", "ntt_backup", "docs", "systemd"):
         shutil.copytree(CHECKOUT / name, clone / name, dirs_exist_ok=True)
-    text = (CHECKOUT / "CHANGELOG.md").read_text()
-    (clone / "CHANGELOG.md").write_text(text.replace("\n## ", f"\n## {VERSION}\n\n## ", 1))
+    shutil.rmtree(clone / "changes.d", ignore_errors=True)
+    (clone / "changes.d").mkdir()
+    (clone / "changes.d" / "thing.new.md").write_text("- A thing.\n")
+    shutil.copy(CHECKOUT / "CHANGELOG.md", clone)
     git(clone, "add", "--all")
     git(clone, "commit", "-q", "-m", "changes")
     return clone
@@ -50,11 +52,7 @@ def test_a_release_that_cannot_be_made_is_refused_and_changes_nothing(clone: Pat
         assert release(clone, word).returncode == 2, word
     assert release(clone, VERSION, "now").returncode == 2
     git(clone, "tag", "v7.8.8")
-    refused = {
-        "7.8.8": "the tag v7.8.8 exists",
-        "7x8y9rc1": "no version",
-        "7.8.9": "CHANGELOG.md has no section '## 7.8.9'",
-    }
+    refused = {"7.8.8": "the tag v7.8.8 exists", "7x8y9rc1": "no version"}
     for version, why in refused.items():
         assert why in release(clone, version).stderr
     nameless = release(clone, VERSION, GIT_COMMITTER_NAME="")
@@ -62,6 +60,12 @@ def test_a_release_that_cannot_be_made_is_refused_and_changes_nothing(clone: Pat
     (clone / "new").touch()
     assert "the checkout has changes" in release(clone, VERSION).stderr
     (clone / "new").unlink()
+    wrong = clone / "changes.d" / "thing.odd.md"
+    wrong.write_text("- A thing.\n")
+    git(clone, "add", "--all")
+    git(clone, "commit", "-q", "-m", "wrong")
+    assert "is called NAME.KIND.md" in release(clone, VERSION).stderr
+    git(clone, "reset", "-q", "--hard", before)
     assert (git(clone, "rev-parse", "HEAD"), git(clone, "tag")) == (before, "v7.8.8")
     assert git(clone, "status", "--porcelain") == ""
     assert not (clone / "dist").exists()
@@ -79,6 +83,8 @@ def test_a_release_has_all_files_of_one_version_and_a_tag(clone: Path) -> None:
     assert git(clone, "describe") == f"v{VERSION}"
     assert git(clone, "log", "-1", "--format=%s") == f"Release {VERSION}"
     assert git(clone, "status", "--porcelain") == ""
+    assert f"\n\n## {VERSION} (20" in (clone / "CHANGELOG.md").read_text()
+    assert not (clone / "changes.d" / "thing.new.md").exists()
     dist = clone / "dist"
     lines = (line.partition("  ") for line in (dist / "SHA256SUMS").read_text().splitlines())
     sums = {name: digest for digest, _, name in lines}
