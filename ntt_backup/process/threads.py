@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, Generic, TypeVar
+
+from ntt_backup.formatting import duration, many
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 _TICK_SECONDS: Final = 0.2
 _WAIT_SECONDS: Final = 0.5
+_SOON_SECONDS: Final = 0.5
 _JOIN_SECONDS: Final = 5.0
 
 
@@ -131,9 +136,20 @@ def run_threads(
     finally:
         if errors or len(ended) < workers:
             stop.set()
-        deadline = time.monotonic() + _JOIN_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        _join(threads)
     if errors:
         raise errors[0]
     tick()
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    """Waits some seconds until the threads have ended, and says so where that is not soon."""
+    began = time.monotonic()
+    for limit in (_SOON_SECONDS, _JOIN_SECONDS):
+        for thread in threads:
+            thread.join(max(0.0, began + limit - time.monotonic()))
+        busy = sum(thread.is_alive() for thread in threads)
+        if busy and limit == _SOON_SECONDS:
+            waits = f"waiting at most {duration(_JOIN_SECONDS)} for {many(busy, 'connection')}"
+            with suppress(OSError):
+                print(f"stopping: {waits}; Ctrl-C again ends at once", file=sys.stderr, flush=True)

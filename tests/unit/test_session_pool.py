@@ -224,3 +224,24 @@ def test_the_end_of_the_work_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch)
             assert jobs.take_job(wait=True) is None
 
         run_threads(3, work, lambda: None, threading.Event(), threading.Event())
+
+
+def test_ctrl_c_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Threads read from a remote that is slow, and cannot look whether they shall end."""
+    monkeypatch.setattr(threads, "_SOON_SECONDS", 0.0)
+    monkeypatch.setattr(threads, "_JOIN_SECONDS", 0.1)
+    answer = threading.Event()
+
+    def work(_: str) -> None:
+        answer.wait(PATIENCE)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_threads(2, work, interrupt, threading.Event(), threading.Event())
+    answer.set()
+    said = "stopping: waiting at most 0.1 s for 2 connections; Ctrl-C again ends at once\n"
+    assert capsys.readouterr().err == said
