@@ -30,6 +30,7 @@ DRAWN: Final = {
     "overview": "README.md",
     "processes": "docs/architecture.md",
     "batch": "docs/architecture.md",
+    "targets": "docs/architecture.md",
 }
 TERMINALS: Final[Mapping[str, Callable[[], str]]] = {
     "live": terminal.live_view,
