@@ -56,6 +56,7 @@ class Bench:
     workers: int | None
     cipher: str | None
     bare: bool
+    local: bool
     cpu: Cpu | None
     profile: bool
     started: float
@@ -117,7 +118,15 @@ class Bench:
         destination = link.destination(f"job-{self.jobs}")
         thorough = contender.name not in self.restored
         job = Job(
-            store, link, scratch, destination, self.postgres, self.limit, thorough, self.workers
+            store,
+            link,
+            scratch,
+            destination,
+            self.postgres,
+            self.limit,
+            thorough,
+            self.workers,
+            self.local,
         )
         try:
             yield job
@@ -163,6 +172,9 @@ def _bench(options: argparse.Namespace, interrupts: Interrupts) -> int:
     chosen = [names[name] for name in choice.contenders]
     fixed = [OursFixed(codec) for codec in options.codec]
     contenders = tuple(one for one in (*chosen[:1], *fixed, *chosen[1:]) if _present(one))
+    if options.local:
+        contenders = tuple(one for one in contenders if one.local)
+        cases = [case for case in cases if case.link == "loopback"]
     if not cases or not contenders:
         raise LabError("nothing is left to measure")
     outcomes: list[Outcome] = []
@@ -192,6 +204,7 @@ def _bench(options: argparse.Namespace, interrupts: Interrupts) -> int:
                 workers=options.workers,
                 cipher=options.cipher,
                 bare=options.bare,
+                local=options.local,
                 cpu=cpu,
                 profile=options.profile,
                 started=started,
@@ -288,6 +301,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--limit", type=float, metavar="SECONDS", help="give a run up after that long")
     add("--workers", type=_positive, metavar="N", help="ours, instead of its default")
     add("--bare", action="store_true", help="a remote whose Python has neither BLAKE3 nor zstd")
+    add("--local", action="store_true", help="the remote is a directory, without ssh")
     add("--cipher", metavar="NAME", help="for every ssh; by default what each picks itself")
     return parser.parse_args(arguments)
 

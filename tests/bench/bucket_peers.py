@@ -15,7 +15,7 @@ from ntt_backup.daemon.workers import workers_needed
 from ntt_backup.model import PendingEstimate
 from tests.bench import kopia
 from tests.bench.contender import PROJECT, Contender, Failed, Job, compare
-from tests.bench.peers import Ceiling, Copy, Ours
+from tests.bench.peers import Ceiling, Copy, Ours, seal
 
 # Ours alone also reads back so many blobs by their ids, and those of a prefix.
 FEW: Final = 4000
@@ -32,6 +32,8 @@ class BucketJob(Job):
 
 class _WithCatalog(Ours):
     """The catalog knows the blobs, and the bucket has none."""
+
+    layout = "packs"
 
     def _remote(self, job: Job) -> dict[str, object]:
         assert isinstance(job, BucketJob)
@@ -62,6 +64,16 @@ class OursToBucket(_WithCatalog):
         (job.scratch / "wanted").write_text("\n".join(wanted) + "\n")
         listed = ["--list", str(job.scratch / "wanted"), "--to", str(job.destination)]
         return job.call(self._argv(job, "restore", "--quiet", *listed))
+
+
+class SealedToBucket(OursToBucket):
+    """The same, sealed."""
+
+    name = "sealed"
+
+    def prepare(self, job: Job) -> None:
+        seal(job)
+        super().prepare(job)
 
 
 class Bare(_WithCatalog):
@@ -185,4 +197,13 @@ class Raw(Ceiling):
 
 OURS: Final = OursToBucket()
 RAW: Final = Raw()
-CONTENDERS: Final[tuple[Contender, ...]] = (OURS, Bare(), Copy(), RAW, Restic(), Kopia(), Rclone())
+CONTENDERS: Final[tuple[Contender, ...]] = (
+    OURS,
+    SealedToBucket(),
+    Bare(),
+    Copy(),
+    RAW,
+    Restic(),
+    Kopia(),
+    Rclone(),
+)

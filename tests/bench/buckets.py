@@ -31,6 +31,7 @@ from tests.bench import results
 from tests.bench.bucket_peers import CONTENDERS, FEW, OURS, PREFIX, RAW, BucketJob
 from tests.bench.contender import Contender, Failed, compare
 from tests.bench.cpu import Cpu, counted
+from tests.bench.image_peers import IMAGES
 from tests.bench.image_store import mounted
 from tests.bench.lab import SHAPES, Lab, delayed, lab
 from tests.bench.memory import Memory
@@ -42,9 +43,20 @@ from tests.helpers.s3_proxy import S3Proxy
 from tests.helpers.s3_servers import S3Server, seaweedfs
 from tests.helpers.sshd import HOST
 
-_RECIPES: Final = (Recipe("small", 48_000), Recipe("mix", bytes=1_000_000_000))
+_RECIPES: Final = (
+    Recipe("small", 48_000),
+    Recipe("mix", bytes=1_000_000_000),
+    Recipe("text", 34_500, each=20_058),
+)
 _LIMIT: Final = 600.0
-_WAYS: Final = {"sent": "run", "all of it read back": "back", f"{FEW} blobs read back": "few"}
+_WAYS: Final = {
+    "sent": "run",
+    "all of it read back": "back",
+    f"{FEW} blobs read back": "few",
+    "mounted": "mounted",
+    "read through the mount": "read",
+    "one in a hundred read back": "one_in_a_hundred",
+}
 _WAYS_OF_MEMORY: Final = {"sent": "run", f"blobs of prefix {PREFIX} read back": "prefix"}
 
 
@@ -169,7 +181,9 @@ class Bench:
     def _ways(self, contender: Contender) -> dict[str, Callable[[BucketJob], float]]:
         ways = _WAYS_OF_MEMORY if self._memory else _WAYS
         return {
-            way: getattr(contender, name) for way, name in ways.items() if hasattr(contender, name)
+            way: found
+            for way, name in ways.items()
+            if (found := getattr(contender, name, None)) is not None
         }
 
 
@@ -186,7 +200,8 @@ def _say(way: str, sample: Sample, proxy: S3Proxy, memory: Memory) -> None:
 def main() -> int:
     """Compares a run into a bucket, and a restore from it, with the peers."""
     options = _parse()
-    contenders = [one for one in CONTENDERS if one.available() and _named(one, options.only)]
+    known = (*CONTENDERS, *IMAGES) if options.only else CONTENDERS
+    contenders = [one for one in known if one.available() and _named(one, options.only)]
     if options.memory:
         contenders = [OURS]
     recipes = [one for one in _RECIPES if one.kind in options.store]
@@ -241,7 +256,12 @@ def _named(contender: Contender, words: Sequence[str]) -> bool:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.buckets", description=main.__doc__)
     add = parser.add_argument
-    add("store", nargs="*", default=["small", "mix"], help="small, mix; both by default")
+    add(
+        "store",
+        nargs="*",
+        default=["small", "mix"],
+        help="small, mix; both by default; text for images",
+    )
     add("--only", nargs="+", default=[], metavar="NAME", help="contenders, by their first letters")
     add("--link", choices=list(SHAPES), default="loopback")
     add("--rounds", type=int, default=3)

@@ -128,6 +128,23 @@ def kill(url: str, dead: int) -> None:
         conn.execute("checkpoint")
 
 
+def behind(url: str, count: int) -> float:
+    """Marks every row, inserts some behind the dead entries, and claims these; seconds."""
+    with _connect(url) as conn:
+        conn.execute("alter table blobs set (autovacuum_enabled = off)")
+    _at_once(url, [_MARK_FIRST.format(one.lo, one.hi or "g", "all") for one in prefix_ranges()])
+    with _connect(url) as conn:
+        conn.execute("checkpoint")
+        conn.execute(_FILL.format(-count, -1).encode())
+    began = time.monotonic()
+    session = CatalogSession(url, "bench", TARGET, claim_order(0, 1), listen=False)
+    found = 0
+    while found < count:
+        found += len(session.claims.take(count))
+    session.close()
+    return time.monotonic() - began
+
+
 def _connect(url: str) -> Connection:
     """Returns a session in which the table and its index can be named without their schema."""
     conn = connect(url, "bench")
@@ -302,6 +319,9 @@ def main() -> None:
     parser.add_argument("--url", required=True)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--dead", type=int, default=0)
+    parser.add_argument(
+        "--behind", type=int, default=0, help="only: mark all, and claim so many new ones behind"
+    )
     parser.add_argument("--workers", default="4", help="one or more numbers: 1,2,4")
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -314,6 +334,10 @@ def main() -> None:
     asked = parser.parse_args()
     found: dict[str, Any] = {"rows": asked.rows, "dead": asked.dead, "batch": asked.batch}
     found["fill_s"] = _seconds(lambda: fill(asked.url, asked.rows))
+    if asked.behind:
+        found["behind_s"] = round(behind(asked.url, asked.behind), 2)
+        print(json.dumps(found | now_and_then(asked.url), indent=1))
+        return
     if asked.dead:
         found["kill_s"] = _seconds(lambda: kill(asked.url, asked.dead))
     found |= now_and_then(asked.url)

@@ -39,6 +39,7 @@ class Job:
     """One run. scratch is an empty local directory, destination an empty one of the remote.
 
     limit: seconds until it is given up. thorough: read back what keeps files in a form of its own.
+    local: the remote is the destination as a directory of this machine, without ssh.
     watch: what is done with the pid of a command while it runs. server: the pid of one that each
     command needs.
     """
@@ -51,6 +52,7 @@ class Job:
     limit: float
     thorough: bool
     workers: int | None = None
+    local: bool = False
     environ: dict[str, str] = field(default_factory=dict)
     watch: Callable[[int], AbstractContextManager[None]] | None = None
     server: int | None = None
@@ -125,6 +127,7 @@ def _environment(own: Mapping[str, str]) -> dict[str, str]:
         "BORG_",
         "KOPIA_",
         "RCLONE_",
+        "RUSTIC_",
         "RSYNC_",
         "TAR_OPTIONS",
     )
@@ -139,6 +142,7 @@ class Contender(ABC):
     tools: ClassVar[tuple[str, ...]] = ()
     version_argv: ClassVar[tuple[str, ...]] = ()
     links: ClassVar[tuple[Link, ...]] = tuple(SHAPES)  # over which it is measured
+    local: ClassVar[bool] = False  # whether it also stores in a directory of this machine
 
     def available(self) -> bool:
         """Whether this machine has what it needs."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.bench.lab import ALIAS, Lab
+
 
 def environment(work: Path) -> dict[str, str]:
     """Returns the variables that keep all of kopia's state below a directory."""
@@ -25,3 +27,13 @@ def creation(*storage: str) -> Iterator[list[str]]:
     """Yields the commands that create a repository. storage: its kind, and where it is."""
     yield ["kopia", "repository", "create", *storage]
     yield ["kopia", "policy", "set", "--global", "--compression=zstd"]
+
+
+def storage(link: Lab | None, repository: Path) -> list[str]:
+    """Returns the kind of a repository and its place; link: None for this machine."""
+    if link is None:
+        return ["filesystem", f"--path={repository}"]
+    ssh, *options = link.ssh
+    argv = ["sftp", "--external", f"--ssh-command={ssh}", f"--host={ALIAS}"]
+    argv += [f"--ssh-args={' '.join(options)}", f"--username={link.user}"]
+    return [*argv, f"--path={repository}"]

@@ -167,7 +167,7 @@ def lab(
         address: str = HOST
         inside: list[str] = []
         if shape := SHAPES[link]:
-            address, inside = _network(taken, shape)
+            address, inside = network(taken, shape)
         sshd = _start_sshd(home, address, sshd_port, inside, bare)
         stack.callback(_end_sshd, sshd)
         port = sshd_port
@@ -195,7 +195,7 @@ def delayed(to: str, shape: Shape, home: Path) -> Iterator[tuple[int, subprocess
         end_tree(proxy)
 
 
-def _network(slot: Slot, shape: Shape) -> tuple[str, list[str]]:
+def network(slot: Slot, shape: Shape) -> tuple[str, list[str]]:
     """Make the namespace and its link; the address inside, and the argv that runs there."""
     ours, theirs = f"10.231.{slot.number}.1", f"10.231.{slot.number}.2"
     outer, inner, name = slot.veth, "veth", slot.namespace

@@ -21,7 +21,9 @@ from typing import ClassVar
 import psycopg
 from blake3 import blake3
 from psycopg import sql
+from pyrage import x25519
 
+from tests.bench import kopia
 from tests.bench.contender import PROJECT, Contender, Failed, Job, compare
 from tests.bench.lab import ALIAS, HOST, Link
 
@@ -38,6 +40,8 @@ class Ours(Contender):
     no peer has anything like it."""
 
     name = "ntt-backup"
+    local = True
+    layout: ClassVar[str] = "files"
     tools = ("ssh", "tar")
     version_argv: ClassVar[tuple[str, ...]] = (sys.executable, "-m", "ntt_backup", "--version")
 
@@ -51,7 +55,7 @@ class Ours(Contender):
             "catalog": {"url": self._url(job)},
             # The store was made a moment ago, and stands for an older one, whose sizes are known.
             "source": {"root": job.store.root, "grace": 0},
-            "remote": self._remote(job),
+            "remote": {"layout": self.layout, **self._remote(job)},
             "log": {"jsonl": self._log(job)},
             "lock": {"file": job.scratch / "lock"},
         }
@@ -84,9 +88,13 @@ class Ours(Contender):
             raise Failed("the catalog does not have all as copied")
 
     def finish(self, job: Job) -> None:
-        job.postgres.query("drop database if exists bench with (force)")
+        # By the superuser, who may also end a vacuum that is at work in it.
+        drop = "drop database if exists bench with (force)"
+        job.postgres.query(drop, job.postgres.url_of("postgres"))
 
     def _remote(self, job: Job) -> dict[str, object]:
+        if job.local:
+            return {"url": f"file://{job.destination}"}
         return {
             "host": ALIAS,
             "path": job.destination,
@@ -126,10 +134,35 @@ class OursFixed(Ours):
         super().prepare(job)
 
 
+class OursPacks(Ours):
+    """The same with `remote.layout = "packs"`."""
+
+    name = "packs"
+    layout = "packs"
+
+    def check(self, job: Job) -> None:
+        self._require_recorded(job)
+        if job.thorough:
+            restored = job.scratch / "restored"
+            job.call(self._argv(job, "restore", "--quiet", "--to", str(restored)))
+            compare(job.store, restored)
+
+
+class OursSealed(OursPacks):
+    """The same, each pack encrypted for a key of age."""
+
+    name = "sealed"
+
+    def prepare(self, job: Job) -> None:
+        seal(job)
+        super().prepare(job)
+
+
 class OursAdopting(Ours):
     """`reconcile --adopt` of what lies there already: both ends read it, and sums are compared."""
 
     name = "ntt-backup adopts"
+    local = False
 
     def prepare(self, job: Job) -> None:
         super().prepare(job)
@@ -214,6 +247,7 @@ class Restic(Contender):
     """restic over sftp, with its defaults: it encrypts, compresses, and looks for duplicates."""
 
     name = "restic"
+    local = True
     tools = ("restic", "ssh")
     version_argv = ("restic", "version")
 
@@ -228,6 +262,8 @@ class Restic(Contender):
     def run(self, job: Job) -> float:
         sftp = shlex.join([*job.lab.ssh, ALIAS, "-s", "sftp"])
         argv = ["restic", "-r", f"sftp:{ALIAS}:{job.destination}", "-o", f"sftp.command={sftp}"]
+        if job.local:
+            argv = ["restic", "-r", str(job.destination)]
         return job.call([*argv, "backup", "."], cwd=job.store.root)
 
     def check(self, job: Job) -> None:
@@ -242,21 +278,91 @@ class Restic(Contender):
             compare(job.store, job.scratch / "restored")
 
 
+class Rustic(Contender):
+    """rustic, by sftp of its OpenDAL: restic's format, encrypted and compressed as by default."""
+
+    name = "rustic"
+    local = True
+    tools = ("rustic", "ssh")
+    version_argv = ("rustic", "--version")
+
+    def prepare(self, job: Job) -> None:
+        profile = "[repository]\npassword = 'bench'\nno-cache = true\n"
+        self._write(job, "local", f"{profile}repository = '{job.destination}'\n")
+        options = {
+            "endpoint": f"ssh://{HOST}:{job.lab.port}",
+            "user": job.lab.user,
+            "key": job.lab.identity,
+            "known_hosts_strategy": "accept",
+            "root": job.destination,
+        }
+        text = "".join(f"{key} = '{value}'\n" for key, value in options.items())
+        sftp = f"repository = 'opendal:sftp'\n[repository.options]\n{text}"
+        self._write(job, "sftp", profile + sftp)
+        job.call(self._rustic(job, "local", "init"))
+
+    def run(self, job: Job) -> float:
+        where = "local" if job.local else "sftp"
+        return job.call(self._rustic(job, where, "backup", "."), cwd=job.store.root)
+
+    def check(self, job: Job) -> None:
+        if job.thorough:
+            restored = job.scratch / "restored"
+            job.call(self._rustic(job, "local", "restore", "latest", str(restored)))
+            compare(job.store, restored)
+
+    @staticmethod
+    def _write(job: Job, name: str, text: str) -> None:
+        (job.scratch / f"{name}.toml").write_text(text)
+
+    @staticmethod
+    def _rustic(job: Job, profile: str, *command: str) -> list[str]:
+        return ["rustic", "-P", str(job.scratch / profile), "--no-progress", *command]
+
+
+class Kopia(Contender):
+    """kopia, by an external ssh: it encrypts, compresses with zstd, and looks for duplicates."""
+
+    name = "kopia"
+    local = True
+    tools = ("kopia", "ssh")
+    version_argv = ("kopia", "--version")
+
+    def prepare(self, job: Job) -> None:
+        job.environ = kopia.environment(job.scratch)
+        for argv in kopia.creation(*kopia.storage(None if job.local else job.lab, job.destination)):
+            job.call(argv)
+
+    def run(self, job: Job) -> float:
+        return job.call(["kopia", "snapshot", "create", "--no-progress", str(job.store.root)])
+
+    def check(self, job: Job) -> None:
+        if job.thorough:
+            restored = job.scratch / "restored"
+            job.call(["kopia", "restore", str(job.store.root), str(restored)])
+            compare(job.store, restored)
+
+
 class Borg(Contender):
     """borg to a `borg serve` at the remote: lz4 as by default, not encrypted, which is quicker."""
 
     name = "borg"
+    local = True
     tools = ("borg", "ssh")
     version_argv = ("borg", "--version")
 
     def prepare(self, job: Job) -> None:
-        job.environ = {
+        job.environ = self._environment(job)
+        job.call(["borg", "init", "-e", "none", self._repository(job)])
+
+    def _environment(self, job: Job) -> dict[str, str]:
+        return {
             "BORG_BASE_DIR": str(job.scratch / "borg"),
             "BORG_RSH": shlex.join(job.lab.ssh),
+            "BORG_REMOTE_PATH": shutil.which(self.tools[0]) or "",
             "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes",
             "BORG_RELOCATED_REPO_ACCESS_IS_OK": "yes",
         }
-        job.call(["borg", "init", "-e", "none", self._repository(job)])
 
     def run(self, job: Job) -> float:
         argv = ["borg", "create", f"{self._repository(job)}::bench", "."]
@@ -275,7 +381,33 @@ class Borg(Contender):
 
     @staticmethod
     def _repository(job: Job) -> str:
-        return f"ssh://{ALIAS}{job.destination}/repository"
+        place = f"{job.destination}/repository"
+        return place if job.local else f"ssh://{ALIAS}{place}"
+
+
+class Borg2(Borg):
+    """The beta of borg 2, as `borg2` on PATH."""
+
+    name = "borg2"
+    tools = ("borg2", "ssh")
+    version_argv = ("borg2", "--version")
+
+    def prepare(self, job: Job) -> None:
+        job.environ = self._environment(job)
+        job.call([*self._borg2(job), "repo-create", "--encryption", "none-blake3"])
+
+    def run(self, job: Job) -> float:
+        return job.call([*self._borg2(job), "create", "bench", "."], cwd=job.store.root)
+
+    def check(self, job: Job) -> None:
+        if job.thorough:
+            restored = job.scratch / "restored"
+            restored.mkdir()
+            job.call([*self._borg2(job), "extract", "bench"], cwd=restored)
+            compare(job.store, restored)
+
+    def _borg2(self, job: Job) -> list[str]:
+        return ["borg2", "-r", self._repository(job)]
 
 
 class Rclone(Contender):
@@ -283,6 +415,7 @@ class Rclone(Contender):
     defaults, four and a command there for every file, it is several times slower."""
 
     name = "rclone sftp"
+    local = True
     tools = ("rclone",)
     version_argv = ("rclone", "version")
 
@@ -303,7 +436,8 @@ class Rclone(Contender):
     def run(self, job: Job) -> float:
         argv = ["rclone", "--config", str(job.scratch / "rclone.conf"), "copy"]
         argv += ["--transfers", "64", "--checkers", "64"]
-        return job.call([*argv, str(job.store.root), f"{ALIAS}:{job.destination}"])
+        place = str(job.destination)
+        return job.call([*argv, str(job.store.root), place if job.local else f"{ALIAS}:{place}"])
 
 
 class BareStreams(Contender):
@@ -325,6 +459,7 @@ class BareRun(Ours):
     what is written in Python. level: of zstd; 0 for no compression."""
 
     name = "bare run"
+    local = False
     tools = ("ssh", "bash")
     version_argv = ()
     senders, level = 2, 0
@@ -358,6 +493,7 @@ class Copy(Contender):
     """`cp -r`, which needs no link: the floor."""
 
     name = "cp -r"
+    local = True
     tools = ("cp",)
     links: ClassVar[tuple[Link, ...]] = ("loopback",)
 
@@ -396,6 +532,8 @@ class Ceiling(Contender):
 
 CONTENDERS: tuple[Contender, ...] = (
     Ours(),
+    OursPacks(),
+    OursSealed(),
     OursAdopting(),
     Rsync(),
     RsyncAes(),
@@ -404,7 +542,10 @@ CONTENDERS: tuple[Contender, ...] = (
     TarStreamAes(),
     TarBatches(),
     Restic(),
+    Rustic(),
+    Kopia(),
     Borg(),
+    Borg2(),
     Rclone(),
     BareStreams(),
     BareRun(),
@@ -414,6 +555,18 @@ CONTENDERS: tuple[Contender, ...] = (
     Ceiling(),
 )
 OURS, CEILING = CONTENDERS[0].name, CONTENDERS[-1].name
+
+
+def seal(job: Job) -> None:
+    """Has our packs be sealed for a new key of age."""
+    key, secret = x25519.Identity.generate(), job.scratch / "identity"
+    secret.write_text(f"{key}\n")
+    secret.chmod(0o600)
+    job.environ |= {
+        "NTT_PACK_RECIPIENTS": str(key.to_public()),
+        "NTT_PACK_IDENTITY_FILE": str(secret),
+        "NTT_HOST_KEY": str(job.scratch / "host.key"),
+    }
 
 
 def _shell(job: Job, command: str, *options: str) -> str:

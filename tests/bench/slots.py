@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tests.helpers.processes import descendants, has_ended, kill
 
-_SLOTS = 16
+_SLOTS = 32
 _PREFIX = "ntt-bench-"
 _TERM_SECONDS = 5.0
 _NAMESPACES = Path("/run/netns")

@@ -140,12 +140,16 @@ class Ours(Contender):
         (place.work / "settings.toml").write_text(text)
 
     def take(self, *options: str) -> Spent:
-        done = self._run(self._argv("take", "bench", *self.full, *options))
+        done = self._run(self.taking(*self.full, *options))
         return Spent(done.seconds, done.cpu, done.said, json.loads(done.said)["version"])
 
     def restore(self, version: str, to: Path, *, delta: bool) -> Spent:
         done = self._run(self.restoring(version, to, *(self.delta if delta else ())))
         return Spent(done.seconds, done.cpu, done.said, "", json.loads(done.said)["fetched"])
+
+    def taking(self, *options: str) -> list[str]:
+        """Returns the command that takes a version."""
+        return self._argv("take", "bench", *options)
 
     def restoring(self, version: str, to: Path, *options: str) -> list[str]:
         """Returns the command that restores a version."""
@@ -217,12 +221,7 @@ class Kopia(Contender):
     def prepare(self) -> None:
         place = self.place
         self.environ = kopia.environment(place.work)
-        storage = ["filesystem", f"--path={place.repository}"]
-        if link := place.link:
-            ssh, *options = link.ssh
-            storage = ["sftp", "--external", f"--ssh-command={ssh}", f"--host={ALIAS}"]
-            storage += [f"--ssh-args={' '.join(options)}", f"--username={link.user}"]
-            storage += [f"--path={place.repository}"]
+        storage = kopia.storage(place.link, place.repository)
         for argv in kopia.creation(*storage):
             self._run(argv)
 
@@ -271,6 +270,7 @@ class PgBackRest(Contender):
 
     name = "pgbackrest"
     tools = ("pgbackrest",)
+    more: ClassVar[dict[str, str]] = {}
     # PostgreSQL makes them anew.
     leaves_out = ("pg_internal.init", "postmaster.opts", "pg_subtrans", "pgsql_tmp")
 
@@ -292,6 +292,7 @@ class PgBackRest(Contender):
             "spool-path": work,
             "compress-type": "zst",
             "start-fast": "y",
+            **self.more,
         }
         text = "[global]\n" + "".join(f"{key}={value}\n" for key, value in lines.items())
         text += f"[bench]\npg1-path={self.place.data}\n"
@@ -313,3 +314,10 @@ class PgBackRest(Contender):
         config = str(self.place.work / "pgbackrest.conf")
         program = ["pgbackrest", f"--config={config}", "--stanza=bench", "--log-level-console=warn"]
         return [*program, *options, command]
+
+
+class PgBackRestBlocks(PgBackRest):
+    """The same by blocks, and with small files in bundles: from version 2.46 on."""
+
+    name = "pgbackrest, blocks"
+    more: ClassVar[dict[str, str]] = {"repo1-bundle": "y", "repo1-block": "y"}

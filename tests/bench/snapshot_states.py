@@ -79,15 +79,22 @@ def small_files(count: int) -> Callable[[Path], tuple[Path, ...]]:
     return make
 
 
-def tree_files(top: Path, count: int) -> Path:
-    """Makes files of random bytes below top: half below 1.5 KB, a hundred in a directory."""
+def tree_files(top: Path, count: int, leaves: int = 0, size: float = 7.3) -> Path:
+    """Makes files of random bytes below top, in directories, of which a hundredth stands above the
+    others. leaves: how many have files, by default one for a hundred files; size: the mean of the
+    logarithms of the files' sizes, by default half of them are below 1.5 KB.
+    """
     chance = random.Random(3)
+    leaves = leaves or -(-count // 100)
+    last = None
     for number in range(count):
-        directory = top / f"{number // 10_000:02}" / f"{number // 100 % 100:02}"
-        if not number % 100:
+        leaf = number * leaves // count
+        directory = top / f"{leaf // 100:02}" / f"{leaf % 100:02}"
+        if leaf != last:
             directory.mkdir(parents=True)
-        size = min(200_000, int(chance.lognormvariate(7.3, 1.6)))
-        (directory / str(number)).write_bytes(chance.randbytes(size))
+            last = leaf
+        length = min(200_000, int(chance.lognormvariate(size, 1.6)))
+        (directory / str(number)).write_bytes(chance.randbytes(length))
     return top
 
 

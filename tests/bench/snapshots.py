@@ -33,6 +33,7 @@ from tests.bench.snapshot_peers import (
     OursInPlace,
     OursWhole,
     PgBackRest,
+    PgBackRestBlocks,
     Place,
     Restic,
     spend,
@@ -47,9 +48,20 @@ from tests.bench.snapshot_states import (
     tree_files,
 )
 
-_CONTENDERS: Final = (Ours, OursInPlace, OursWhole, Restic, Kopia, Borg, PgBackRest)
+_CONTENDERS: Final = (
+    Ours,
+    OursInPlace,
+    OursWhole,
+    Restic,
+    Kopia,
+    Borg,
+    PgBackRest,
+    PgBackRestBlocks,
+)
 _FEW: Final = 4000
-_TREE: Final = 70_000
+# Files, directories that have files, and the mean of the logarithms of the sizes. `linux` has the
+# shape of a kernel's source: 79,455 files in 5,136 directories.
+_TREES: Final = {"tree": (70_000, 700, 7.3), "linux": (79_455, 5_085, 8.55)}
 _COLUMNS: Final = ("full", "stored", "increment", "stored", "restore", "put back")
 _MB: Final = 1e6
 
@@ -74,7 +86,7 @@ class Bench:
         for name in ("", *names):
             table.add_column(name, justify="right" if name else "left")
         for kind in _CONTENDERS:
-            if kind is PgBackRest and not of_postgres:
+            if issubclass(kind, PgBackRest) and not of_postgres:
                 continue
             if self._only and not kind.name.startswith(tuple(self._only)):
                 continue
@@ -143,14 +155,19 @@ class Bench:
         )
 
 
-def unpacking(home: Path, rounds: int) -> Table:
-    """Restores a tree of small files in memory, beside GNU tar and the floors, in turns."""
-    states = tree_files(home / "states", _TREE)
+def unpacking(home: Path, rounds: int, count: int, leaves: int, size: float) -> Table:
+    """Takes and restores a tree of small files in memory, beside GNU tar, cpio and the floors, in
+    turns; see `tree_files`.
+    """
+    states = tree_files(home / "states", count, leaves, size)
     work, repository, to = home / "work", home / "repository", home / "to"
     for directory in (work, repository):
         directory.mkdir()
     archive = home / "files.tar"
     spend(("tar", "cf", str(archive), "-C", str(states), "."), work)
+    copy = home / "files.cpio"
+    packing = f"cd {states} && find . -depth | sort | cpio -o -H newc --quiet"
+    spend(("sh", "-c", f"{packing} >{copy}"), work)
     ours = Ours(Place(None, work, states, repository))
     ours.prepare()
     version = ours.take().version
@@ -162,14 +179,19 @@ def unpacking(home: Path, rounds: int) -> Table:
         *(sys.executable, bare_restore.__file__, str(work / "settings.toml")),
         *(str(ours.manifest(version).parent), str(to)),
     )
+    out = work / "packed"
     ways = {
         "tar": plain,
+        "cpio": ("sh", "-c", f"cd {to} && cpio -idm --quiet <{copy}"),
         "a bare loop in Python": (*program, str(listed), str(archive), str(to)),
         "a bare restore": (*bare, "1"),
         "a bare restore, 2 processes": (*bare, "2"),
         "restore --no-verify": ours.restoring(version, to, "--no-verify"),
         "restore": ours.restoring(version, to),
         "restore --jobs 2": ours.restoring(version, to, "--jobs", "2"),
+        "packed by tar": ("tar", "cf", str(out), "-C", str(states), "."),
+        "packed by cpio": ("sh", "-c", f"{packing} >{out}"),
+        "take --full": ours.taking("--full"),
     }
     seen: dict[str, list[tuple[float, float]]] = {}
     for _ in range(rounds):
@@ -178,7 +200,8 @@ def unpacking(home: Path, rounds: int) -> Table:
             spent = spend(argv, work, ours.environ)
             seen.setdefault(name, []).append((spent.seconds, spent.cpu))
             shutil.rmtree(to)
-    table = Table(title=f"{_TREE:,} files, {size_of(states) / _MB:,.0f} MB", title_justify="left")
+            out.unlink(missing_ok=True)
+    table = Table(title=f"{count:,} files, {size_of(states) / _MB:,.0f} MB", title_justify="left")
     for column in ("", "wall", "CPU", "CPU of tar's"):
         table.add_column(column, justify="right" if column else "left")
     for name, samples in seen.items():
@@ -219,8 +242,8 @@ def main() -> int:
             link = stack.enter_context(lab(options.link, home))
         bench = Bench(home / "bench", link, options.only)
         for word in options.case:
-            if word == "tree":
-                console.print(unpacking(home / "tree", options.rounds))
+            if word in _TREES:
+                console.print(unpacking(home / word, options.rounds, *_TREES[word]))
             else:
                 title, make, of_postgres = cases[word]
                 console.print(
@@ -235,7 +258,8 @@ def _parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     words = ["random", "stretch", "database", "small", "tree"]
-    add("case", nargs="*", default=words, help=f"{', '.join(words)}; all by default")
+    told = f"{', '.join(words)} by default, linux"
+    add("case", nargs="*", default=words, help=told)
     add("--only", nargs="+", default=[], metavar="NAME", help="contenders, by their first letters")
     add("--link", choices=list(SHAPES), default="loopback")
     add("--megabytes", type=int, default=1074, help="of the pages, and about of the database")
