@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.error import HTTPError
@@ -15,7 +16,8 @@ from urllib.request import urlopen
 import pytest
 
 from ntt_backup.report.health import judge
-from ntt_backup.report.page import Target, render
+from ntt_backup.report.page import Target, policy, render
+from ntt_backup.report.web_server import PageServer, Shown
 from tests.helpers.environment import Environment
 from tests.helpers.views import browsing, serving
 from tests.helpers.waiting import PATIENCE, wait_until
@@ -159,7 +161,7 @@ axe.run(document, {runOnly}).then(found => ({
 
 @pytest.mark.long
 def test_no_rule_of_wcag_is_violated(tmp_path: Path) -> None:
-    """WCAG 2.2 AA, as far as axe can tell, on a page that has all parts."""
+    """WCAG 2.2 AA, as far as axe can tell, and the focus, on a page that has all parts."""
     npm = shutil.which("npm") or pytest.skip("there is no npm")
     argv = [npm, "root", "--global"]
     root = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
@@ -167,13 +169,24 @@ def test_no_rule_of_wcag_is_violated(tmp_path: Path) -> None:
     if not axe.exists():
         pytest.skip("there is no axe-core")
     now = datetime.now(UTC)
-    page = tmp_path / "page.html"
-    page.write_text(render([Target.of(one, judge(one, now)) for one in scene.targets(now)], now))
+    text = render([Target.of(one, judge(one, now)) for one in scene.targets(now)], now)
+    server = PageServer("127.0.0.1:0", lambda: Shown(text, policy(), "", True))
+    threading.Thread(target=server.serve, daemon=True).start()
     with browsing(tmp_path / "profile") as browser:
         for width, dark in ((1280, False), (1280, True), (390, False), (390, True)):
-            browser.look(page.as_uri(), width=width, dark=dark)
+            browser.look(server.url, width=width, dark=dark)
             browser.tell(axe.read_text() + ";0")
             found = browser.tell(_RULES)
             assert found["violations"] == [], (width, dark)
             assert found["passed"] > 10
             assert browser.tell(_TOO_WIDE) <= 0
+
+        # Who moves by the keyboard is where he was when the page has renewed itself.
+        browser.tell(
+            "document.querySelector('nav a').focus(); document.querySelector('nav').id = 1"
+        )
+        wait_until(lambda: not browser.tell("document.querySelector('nav').id"), "a new page")
+        assert browser.tell("document.activeElement.hash") == "#target-offsite"
+        assert browser.problems == []
+    server.shutdown()
+    server.server_close()
