@@ -36,6 +36,9 @@ _SECONDS: Final = 2.0
 _ENOUGH_FILES: Final = 4000
 _ENOUGH_BYTES: Final = 64 * 1024**2
 _MOST_SECONDS: Final = 20.0
+# From one sign of life, and look whether the worker is to end, to the next: both cost as much as a
+# tenth of a small file.
+_LOOK_SECONDS: Final = 0.1
 # The shortest and the longest wait for a file that may still be being written, in seconds.
 _LEAST_WAIT: Final = 2.0
 _MOST_WAIT: Final = 120.0
@@ -67,6 +70,7 @@ class FirstReads:
         self._watch = watch
         self._suspicion = Suspicion(run.max_failed_share)
         self._most = _MOST_FILES
+        self._look_at = 0.0
 
     def read_some(self, unread: UnreadFiles) -> Looked:
         """Reads the next files, if there are any, and registers them.
@@ -114,17 +118,25 @@ class FirstReads:
                 else:
                     found.append(ReadFile(one.id, what.blob, what.mtime_ns, what.mode))
                     size += what.blob.expected
-                self._pipe.state("reading")
                 enough = len(found) + len(failed) >= _ENOUGH_FILES or size >= _ENOUGH_BYTES
                 limit = _SECONDS if enough else _MOST_SECONDS
-                if time.monotonic() - began >= limit or self._pipe.stopping:
+                now = time.monotonic()
+                if now - began >= limit or self._is_to_end(now):
                     break
             if not found and any(what.reason in _OF_THE_STORE for _, what in bad):
                 tree.sign_of_life()
         return found, failed, bad
 
+    def _is_to_end(self, now: float) -> bool:
+        """Says now and then that the worker is alive, and returns whether the worker is to end."""
+        if now < self._look_at:
+            return False
+        self._look_at = now + _LOOK_SECONDS
+        self._pipe.state("reading")
+        return self._pipe.stopping
+
     def _end_if_asked(self) -> None:
-        if self._pipe.stopping:
+        if self._is_to_end(time.monotonic()):
             raise _Stopped
 
     def _wait(self, what: BadFile) -> float | None:

@@ -174,3 +174,19 @@ def test_few_files_are_read_for_longer_and_more_are_asked_for_only_where_they_ar
         assert reads.read_some(unread) == "some"
     assert asked == [40_000, 1000, 1000, 2000, 4000, 8000, 8000]
     assert found == [1, 1, 1000, 2000, 4000, 4000, 5000]
+
+
+def test_a_worker_says_that_it_is_alive_while_it_reads_a_large_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_reads, "_LOOK_SECONDS", 0)
+    (tmp_path / "file").write_bytes(LARGE)
+    states: list[str] = []
+    unread: Any = SimpleNamespace(
+        turn=lambda: nullcontext(True),
+        next=lambda limit: [Unread(1, b"file", None, hashlib.sha256(LARGE).hexdigest())],
+        record=lambda found, failed: None,
+    )
+    pipe: Any = SimpleNamespace(stopping=False, state=states.append)
+    FirstReads(Store(tmp_path), RunSettings(), pipe, watch=False).read_some(unread)
+    assert states == ["reading"] * (-(-len(LARGE) // READ_SIZE) + 1)
