@@ -273,7 +273,7 @@ class NewTables:
     """New, empty tables, in one transaction. columns: of each, by (schema, name)."""
 
     def __init__(self, conn: Connection) -> None:
-        self._conn = conn
+        self.conn = conn
         self.columns = {
             (schema, name): frozenset(columns)
             for schema, name, columns in conn.rows("tables_of_ours")
@@ -290,7 +290,7 @@ class NewTables:
             "encoding": sql.Literal(encoding),
         }
         query, held = statement("copy_rows", **parts), bytearray()
-        with translated(f"take the rows of {table[1]}"), self._conn.cursor().copy(query) as copy:
+        with translated(f"take the rows of {table[1]}"), self.conn.cursor().copy(query) as copy:
             for row in rows:
                 held += row
                 if len(held) >= _AT_ONCE:

@@ -47,6 +47,7 @@ SECTIONS: Final = {
         "demo": "Back up an example store, all on this machine.",
         "config": "Show or check the configuration.",
         "init-db": "Create the catalog, or add what an existing one lacks.",
+        "move-catalog": "Move the catalog to another database, such as from the embedded server.",
         "scan": "Register blobs of the store that the catalog lacks.",
         "bench": "Measure the link, and the ways to send blobs over it.",
         "install-service": "Install the service for systemd, or remove it.",
@@ -117,7 +118,7 @@ _MODULES: Final = {
     name: module
     for module, names in {
         "blob": "failed requeue show",
-        "catalog": "init-db dump dumps",
+        "catalog": "init-db move-catalog dump dumps",
         "config": "check notify",
         "install": "install-service install-receiver",
         "manual": "man completion",
@@ -166,6 +167,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "install-service --uninstall",
     ),
     "man": ("man", "man --to /usr/local/share/man/man1"),
+    "move-catalog": (
+        "move-catalog postgresql://backup@db.example.org/copyjob",
+        "move-catalog embedded --json",
+    ),
     "mount": ("mount /mnt/blobs --packs /srv/packs", "mount /mnt/etc --snapshot etc"),
     "now": ("now", "--target offsite now --json"),
     "notify": ("notify", "notify 'all is well'"),

@@ -139,6 +139,21 @@ def test_a_backup_without_another_database_is_proved_and_comes_back(host: Host) 
     assert "20 of 20 blobs" in host.call("run", "--once")
 
 
+@pytest.mark.long
+def test_the_catalog_moves_to_another_server(host: Host, scratch_url: str) -> None:
+    for number in range(3):
+        put(host.root / "store", b"a blob" * number)
+    host.call("init-db")
+    host.call("scan")
+    said = host.call("move-catalog", scratch_url)
+    assert "moved 3 blobs" in said
+    assert scratch_url in (host.root / "backup.toml").read_text()
+    host.await_end()
+    assert "pending   3 blobs" in host.call("status")
+    assert not host.processes()
+    assert "has rows" in host.call("move-catalog", f"embedded:{host.root}/state", expect=2)
+
+
 def test_a_full_disk_is_said_in_one_line(host: Host) -> None:
     argv = ["mount", "-t", "tmpfs", "-o", "size=8M", "tmpfs", f"{host.root}/state"]
     if subprocess.run(argv, capture_output=True).returncode:

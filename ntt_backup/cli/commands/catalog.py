@@ -1,10 +1,13 @@
-"""The commands `init-db`, `dump` and `dumps` create the catalog, and keep dumps of the catalog."""
+"""The commands `init-db`, `move-catalog`, `dump` and `dumps` create, move and dump the catalog."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,13 +15,23 @@ import click
 
 from ntt_backup import rollback_detection
 from ntt_backup.catalog import schema
+from ntt_backup.catalog.connection import describe
 from ntt_backup.catalog.history import DumpRun, recent_dumps
+from ntt_backup.catalog.move import move
 from ntt_backup.catalog.schema import Who
 from ntt_backup.catalog.schema_check import PRINT_SQL
 from ntt_backup.cli import options, results
-from ntt_backup.cli.global_options import Common, connect, open_catalog
+from ntt_backup.cli.global_options import Common, connect, open_catalog, writing
 from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS, PATH, flag, repeated, value
-from ntt_backup.config import CatalogConfig, RemoteConfig
+from ntt_backup.config import (
+    ALL_TARGETS,
+    CatalogConfig,
+    RemoteConfig,
+    application_name,
+    load_each,
+    sources,
+)
+from ntt_backup.config.display import without_password
 from ntt_backup.config.signing_key import Origin, SigningKeys, key_file, make_signing_key
 from ntt_backup.dump import job
 from ntt_backup.dump.events import DumpComplete, DumpSkipped
@@ -36,7 +49,8 @@ from ntt_backup.events import Event
 from ntt_backup.filestore.contract import FileStore
 from ntt_backup.filestore.pins import pin_words, pins_that_count, put_pin, read_pins, remove_pins
 from ntt_backup.formatting import many, moment, printable, size, utc
-from ntt_backup.process.durable import durable_file
+from ntt_backup.process.durable import durable_file, write_durably
+from ntt_backup.process.pid_lock import pid_lock
 
 _OF_LEDGER: Final = 1000
 
@@ -88,6 +102,54 @@ def init_db(
     others = ", for all other commands" if not_yet else ""
     lines.append(f"the catalog is ready for target {settings.target}{others}")
     results.tell({"target": settings.target, "done": said, "not_yet": not_yet}, lines)
+
+
+@options.command(JSON)
+@click.argument("url")
+def move_catalog(common: Common, url: str) -> None:
+    """Move the catalog to another database, such as from the embedded server.
+
+    URL is an empty database, or `embedded`. All rows are copied in one transaction and counted, and
+    then catalog.url is set in the configuration. The former database stays as it is. The command
+    refuses to work while a run or another command uses the catalog.
+    """
+    here, there = (common.load(CatalogConfig, one) for one in ({}, {"catalog.url": url}))
+    with ExitStack() as stack:
+        for one in load_each(CatalogConfig, ALL_TARGETS, file=common.config).values():
+            stack.enter_context(pid_lock(one.lock.file))
+        with writing(path := sources.path_of(common.config, os.environ)):
+            former = path.read_text("utf-8") if path.exists() else ""
+        if "catalog.url" in sources.from_environment(os.environ):
+            former = ""  # The file has no say.
+        counts = move(here.catalog.url, there.catalog.url, application_name("move-catalog"))
+        written = _with_url(former, url)
+        if written is not None:
+            found = path.stat()
+            with writing(path, hint="the rows are moved: set catalog.url by hand"):
+                owner = (found.st_uid, found.st_gid)
+                write_durably(path, written.encode(), found.st_mode & 0o777, owner=owner)
+    rows = sum(counts.values()) - counts["blobs"]
+    lines = [
+        f"moved {many(counts['blobs'], 'blob')} and {rows:,} other rows to"
+        f" {describe(there.catalog.url)}; {describe(here.catalog.url)} is left as it was",
+        f"set catalog.url in {path}"
+        if written is not None
+        else f"now set catalog.url (NTT_DB_URL) to {without_password(url)}",
+    ]
+    results.tell({"target": here.target, "rows": counts, "written": written is not None}, lines)
+
+
+def _with_url(text: str, url: str) -> str | None:
+    """Returns a configuration with another catalog.url, None where the line is not found."""
+    with suppress(ValueError):
+        before = tomllib.loads(text)
+        for line in re.finditer(r"(?m)^\s*(?:catalog\.)?url\s*=.*$", text):
+            new = re.sub(r"=.*", lambda _: f"= {json.dumps(url, ensure_ascii=False)}", line[0])
+            changed = text[: line.start()] + new + text[line.end() :]
+            wanted = {**before, "catalog": {**before.get("catalog", {}), "url": url}}
+            if "url" in before.get("catalog", {}) and tomllib.loads(changed) == wanted:
+                return changed
+    return None
 
 
 @options.command(JSON, ONLY_ERRORS)
