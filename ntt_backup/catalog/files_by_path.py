@@ -542,7 +542,7 @@ class UnreadFiles:
 
 def _register(conn: Connection, target: str, blobs: Sequence[Blob]) -> None:
     """Registers the blobs of files, in a transaction that `prune` deletes none of them in."""
-    blobids = sorted({one.blobid for one in blobs})
+    blobids = list({one.blobid for one in blobs})
     if ledger.register_blobs(conn, blobs) == len(blobids):
         return
     for _ in range(_TRIES):

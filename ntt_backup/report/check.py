@@ -148,7 +148,7 @@ def listed_by_query(settings: StoreConfig) -> CheckStep:
         return CheckStep(warning="the query of catalog.from gives no path: has it no rows yet?")
     shown, why = shown_path(path), f"there is no such file in {root}"
     try:
-        if os.path.lexists(root / checked_path(path, os.fsencode(root))):
+        if os.path.lexists(root / checked_path(path, root)):
             return CheckStep(f"the query of catalog.from gives paths, such as {shown}")
     except ValueError as error:
         why = str(error)

@@ -65,7 +65,6 @@ class FirstReader:
         self._tree = tree
         self._store = store
         self._cancelled = cancelled
-        self._root = os.fsencode(store.root)
         self._buffer = memoryview(bytearray(READ_SIZE))
 
     def read(self, path: bytes, size: int | None, checksum: str | None) -> FoundFile | BadFile:
@@ -77,7 +76,7 @@ class FirstReader:
             checksum: The checksum that its origin gives, if any.
         """
         try:
-            below = checked_path(path, self._root)
+            below = checked_path(path, self._store.root)
         except ValueError as error:
             return BadFile(FileReason.BAD_PATH, str(error))
         expected = parse_checksum(checksum) if checksum else None

@@ -19,7 +19,7 @@ MOST_LEVELS: Final = 128
 _BAD_PARTS: Final = frozenset({b"", b".", b".."})
 
 
-def checked_path(path: bytes, root: bytes) -> str:
+def checked_path(path: bytes, root: Path) -> str:
     """Returns a path below the root, as the functions of the store take it.
 
     Args:
@@ -31,7 +31,7 @@ def checked_path(path: bytes, root: bytes) -> str:
     """
     within = path
     if path[:1] == b"/":
-        within = path.removeprefix(root.rstrip(b"/") + b"/")
+        within = path.removeprefix(os.path.join(os.fsencode(root), b""))
         if within[:1] == b"/":
             raise ValueError("it is not below source.root")
     parts = within.split(b"/")
@@ -90,7 +90,7 @@ class Paths:
             text = "no file of the store is known to have this content"
             raise FileNotFoundError(errno.ENOENT, text, blobid)
         try:
-            return checked_path(paths[0], os.fsencode(root))
+            return checked_path(paths[0], root)
         except ValueError as error:
             raise FileNotFoundError(errno.ENOENT, str(error), os.fsdecode(paths[0])) from error
 

@@ -28,7 +28,7 @@ from ntt_backup.upload.first_reads import FirstReads
     "path", [b"a", b"a/b", b"...", b"a/..b", b"a/\n", b"\n", b"a\xff/b", b"/srv/a", b".hidden/x"]
 )
 def test_a_path_below_the_root_is_taken(path: bytes) -> None:
-    assert not checked_path(path, b"/srv").startswith("/")
+    assert not checked_path(path, Path("/srv")).startswith("/")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_path_below_the_root_is_taken(path: bytes) -> None:
 )
 def test_a_path_that_leads_out_or_is_none_is_refused(path: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        checked_path(path, b"/srv")
+        checked_path(path, Path("/srv"))
 
 
 @pytest.mark.parametrize("name", ["md5", "sha1", "sha256", "sha384", "sha512"])
