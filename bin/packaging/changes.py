@@ -1,7 +1,8 @@
+#!/usr/bin/env python3
 """Puts the files of changes.d into CHANGELOG.md, or prints what it says of a version.
 
-python3 bin/packaging/changes.py release 1.2.3    # called by bin/release
-python3 bin/packaging/changes.py show 1.2.3       # the text of the version, as notes of a release
+bin/packaging/changes.py release 1.2.3    # called by bin/release
+bin/packaging/changes.py show 1.2.3       # the text of the version, as notes of a release
 """
 
 from __future__ import annotations
