@@ -256,12 +256,19 @@ def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:
     if not facts.workers and under_way(facts) is None and (totals := facts.totals):
         ended = facts.runs[0].ended_at or facts.runs[0].updated_at if facts.runs else None
         late = ended is None or now - ended > _BETWEEN_RUNS
-        if totals.pending and late:
+        unread = many(_unread(facts), "file is", "files are")
+        if (totals.pending or _unread(facts)) and late:
             when = f"the last run was {_ago(ended, now)}" if ended else "there never was a run"
-            what = f"{_blobs_pending(facts)} not copied yet, and {when}"
-            yield _act(what, "`ntt-backup-remote run` copies them")
+            count = _blobs_pending(facts) if totals.pending else unread
+            yield _act(f"{count} not copied yet, and {when}", "`ntt-backup-remote run` copies them")
         elif totals.pending > _found_wrong(facts):
             yield _wait(f"{_blobs_pending(facts)} waiting for the next run")
+        elif _unread(facts):
+            yield _wait(
+                f"{unread} not read yet, and so not copied",
+                "`ntt-backup-remote run` copies them, but not before `source.grace` has passed"
+                " since they were changed",
+            )
     yield from _dumps(facts, now)
     yield from _policy(facts, now)
     for name, known in facts.snapshots.items():
@@ -408,12 +415,19 @@ def _blobs_pending(facts: TargetFacts) -> str:
     return "About " * rough + many(count, "blob is", "blobs are")
 
 
+def _unread(facts: TargetFacts) -> int:
+    """Returns the number of listed files that were never read."""
+    return facts.files.unread if facts.files is not None else 0
+
+
 def _all_well(facts: TargetFacts, now: datetime) -> str:
     if facts.daemon is not None:
         state = facts.daemon.state
         if state.pending:
             left = f", about {duration(state.eta_s)}" if state.eta_s is not None else ""
             return f"Sending: {many(state.pending, 'blob')} left{left}"
+        if state.pending == 0 and (unread := _unread(facts)):
+            return f"All blobs are copied, but {many(unread, 'file is', 'files are')} not read yet"
         if state.pending == 0:
             watches = "; it waits for new ones" if facts.daemon.watch else ""
             return f"All blobs are copied{watches}"

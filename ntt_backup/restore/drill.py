@@ -170,6 +170,7 @@ def drill(
     with restored_catalog() as conn:
         verify_schema(conn, settings.target, "drill")
         layout = settings.source.path_layout if settings.source is not None else BY_HASH_LAYOUT
+        scratch.mkdir(exist_ok=True)  # Where nothing is copied, the restore makes no directory.
         store = Store(scratch, layout=layout, hash=restored.names)
         proof = _prove(conn, settings.target, store, prefix, shard, on_proof)
     return Drilled(dump, recalled.origin, tuple(bad_dumps), catalog_s, restored, proof)

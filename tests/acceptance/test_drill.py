@@ -204,6 +204,16 @@ def test_a_catalog_that_calls_nothing_copied_proves_nothing(
     assert (found["right"], found["rows"], found["lost"]) == (5, rows, 0)
 
 
+def test_a_drill_before_the_first_blob_proves_nothing(
+    env: Environment, postgres: Postgres, database_url: str
+) -> None:
+    env.write_config(dump={"bin": str(postgres.programs)})
+    env.fill_both(0)
+    env.call("dump", "--force", expect=0)
+    found = drilled(env, database_url, code=7)
+    assert (found["right"], found["rows"], found["lost"]) == (0, 0, 0)
+
+
 def test_unusable_scratch_space_is_refused_before_the_catalog_is_restored(
     env: Environment, database_url: str
 ) -> None:

@@ -20,6 +20,7 @@ from uuid import UUID
 import pytest
 
 from ntt_backup.catalog.failures import FailedBlob
+from ntt_backup.catalog.files_by_path import Files
 from ntt_backup.catalog.history import CheckRun, DumpRun, Hour
 from ntt_backup.catalog.identities import Place
 from ntt_backup.catalog.proofs import Contact, Kind, ProofCount, Unproved
@@ -78,6 +79,9 @@ def daemon(**changes: Any) -> DaemonReport:
     return replace(made, watch=True, state=state, **changes)
 
 
+NOTHING_LEFT = replace(daemon(), state=replace(daemon().state, pending=0))
+
+
 def away(since: timedelta) -> list[Away]:
     return [Away("remote", 0, (NOW - since).isoformat())]
 
@@ -93,6 +97,7 @@ def uncounted(state: str) -> TargetFacts:
 HEALTHY, WAITING, ACTION = Health
 KNOWN = replace(ALL_COPIED, failed=3, failed_by_reason={"missing": 3})
 PENDING = replace(ALL_COPIED, pending=5)
+UNREAD = Files(listed=3, unread=1, failed=0, gone=0, registered_at=None)
 REFUSED, STARTS_AGAIN = CatalogRefused("no right"), WaitsToStart("it starts again at 17:40:03")
 ERROR = replace(RUN, outcome="error", exit_code=5)
 FULL = replace(ERROR, exit_code=6, reason="the remote is full")
@@ -156,6 +161,13 @@ OLD_COUNT = replace(KEPT, counted_at=NOW - 2 * DAY)
         (WAITING, "A check found 5 blobs missing or wrong", facts(totals=TOTALS)),
         (WAITING, "5 blobs are waiting", facts(totals=PENDING)),
         (ACTION, "5 blobs are not copied yet, and there never", facts(totals=PENDING, runs=[])),
+        (WAITING, "1 file is not read yet, and so not", facts(totals=ALL_COPIED, files=UNREAD)),
+        (ACTION, "1 file is not copied yet, and", facts(totals=ALL_COPIED, files=UNREAD, runs=[])),
+        (
+            HEALTHY,
+            "All blobs are copied, but 1 file is not read yet",
+            facts(totals=ALL_COPIED, files=UNREAD, daemon=NOTHING_LEFT),
+        ),
         (ACTION, "ended early, 1 h 0 min ago, with exit code 5", facts(runs=[ERROR])),
         (
             ACTION,
