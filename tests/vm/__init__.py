@@ -1,4 +1,4 @@
-"""Virtual machines: a source and a remote whose power is cut.
+"""Virtual machines: a source and a remote whose power is cut, or which have other faults.
 
 Two Debian guests have a real systemd, the Debian package of this checkout and its unit. `source`
 has PostgreSQL, the store, and the daemon; `remote` has an sshd whose key can only back up. Where
@@ -21,13 +21,24 @@ is a namespace with a bridge, from which the guests are also spoken to.
     apt-get install libfuse3-dev fuse3 dpkg-dev        # and qemu-system-x86, where there is KVM
     python -m tests.vm --rounds 200 --seed 1           # as root; makes the image first
     python -m tests.vm --rounds 10 --seed 1 --lying    # disks that ignore flushes: must be found
+    python -m tests.vm --rounds 20 --seed 1 --faults all              # each kind of fault in turns
 
 An application in the source stores blobs all the time, each with a sync and a row, and tells the
 model outside which rows are committed and which are marked as copied. So the model knows what was
-said before a cut. Each round of the campaign cuts one guest or both: at work, while it boots, or
-while it recovers. Once the guests are up and a new blob has been copied, the model checks:
+said before a fault. Each round of the campaign strikes one guest or both:
 
-- The unit is active, by itself, and was not restarted since the boot.
+| fault | how |
+|---|---|
+| power | the power is cut: at work, while the guest boots, or while it recovers |
+| reboot | the guest shuts down by itself, and boots; what was not flushed may be lost |
+| frozen | the guest does nothing for 20 to 90 s: SIGSTOP of its kernel alone, or of qemu |
+| full | the disk has no room for 10 to 60 s; then PostgreSQL is started again if it has ended |
+| clock | the clock is 1 to 40 hours ahead or behind, blobs are copied, and it is set right again |
+
+Once the guests are up and a new blob has been copied, the model checks:
+
+- The unit is active, by itself, and was not restarted since the boot (only where the source had a
+  full disk, systemd may have restarted it).
 - Every blob that was ever said to be copied, and every one that is marked, is on the remote byte
   for byte; nothing that had a final name is gone, unless the remote's power was cut before the
   receipt.
@@ -45,6 +56,7 @@ with another file system and layout.
 | `guest.py` | a machine: start, power cut, commands |
 | `pair.py` | source and remote, their set-up, what is on them |
 | `application.py` | runs in the source |
+| `faults.py` | faults without a boot |
 | `campaign.py`, `__main__.py` | the rounds, and the model |
 | `test_vm.py` | the model, by itself |
 """

@@ -1,4 +1,4 @@
-"""Plays power cuts of virtual machines: `python -m tests.vm --rounds 200 --seed 1`."""
+"""Plays faults of virtual machines: `python -m tests.vm --rounds 200 --seed 1`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.helpers.parallel import memory
-from tests.vm.campaign import ROUNDS_AN_ERA, Campaign, default_work
+from tests.vm.campaign import FAULTS, ROUNDS_AN_ERA, Campaign, default_work
 from tests.vm.image import image, lacking
 from tests.vm.pair import Pair
 
@@ -23,8 +23,14 @@ def main() -> None:
     parser.add_argument(
         "--work", type=Path, default=default_work(), help="where images are kept, 3 GB"
     )
+    parser.add_argument(
+        "--faults", default="power", help=f"in turns: all, or of {','.join(FAULTS)} (power)"
+    )
     parser.add_argument("--lying", action="store_true", help="disks ignore flushes: must be found")
     chosen = parser.parse_args()
+    faults = FAULTS if chosen.faults == "all" else tuple(chosen.faults.split(","))
+    if unknown := {*faults} - {*FAULTS}:
+        parser.error(f"no fault: {', '.join(sorted(unknown))}")
     if missing := lacking():
         sys.exit(f"guests cannot run: {missing}")
     made = image(chosen.work)
@@ -32,7 +38,8 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="ntt-vm-", dir=memory()) as directory,
         closing(Pair(made, Path(directory), chosen.work)) as pair,
     ):
-        campaign = Campaign(pair, chosen.seed, partial(print, flush=True), lying=chosen.lying)
+        say = partial(print, flush=True)
+        campaign = Campaign(pair, chosen.seed, say, faults=faults, lying=chosen.lying)
         try:
             campaign.play(chosen.rounds, chosen.era)
         finally:

@@ -1,4 +1,4 @@
-"""Rounds of power cuts, and the model that says after each what must be there."""
+"""Rounds of faults, and the model that says after each what must be there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import random
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -19,13 +20,15 @@ from tests.acceptance.conftest import validator
 from tests.faults.model import wrong_dumps
 from tests.faults.plain_packs import Damaged, members, read_pack
 from tests.helpers.waiting import wait_until
-from tests.vm.guest import SECONDS
+from tests.vm.faults import LASTING
+from tests.vm.guest import SECONDS, Guest
 from tests.vm.image import FILE_SYSTEMS
-from tests.vm.pair import OURS, Pair, Told
+from tests.vm.pair import OURS, UNIT, Pair, Told
 
 ROUNDS_AN_ERA: Final = 20
 LAYOUTS: Final = ("files", "packs")
 DUMPS: Final = ("full", "series")
+FAULTS: Final = ("power", "reboot", *LASTING)
 _VICTIMS: Final = ("remote", "remote", "source", "source and remote")
 _BY_HASH, _PACKS, _BLOBS, _PGDUMP = "by-hash/", "packs/", "blobs/", "pgdump/"
 # Of the power cuts, the share that comes at any moment after the last start, not at work.
@@ -114,46 +117,59 @@ class Model:
 class Tally:
     """What a campaign did."""
 
-    cuts: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, Counter[str]] = field(default_factory=dict)
+    restarts: int = 0
     unsettled: int = 0
     blobs: int = 0
     dumps: int = 0
     checks: int = 0
     eras: Counter[str] = field(default_factory=Counter)
-    boots: list[float] = field(default_factory=list)
+    waits: dict[str, list[float]] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     duration_s: float = 0.0
 
     def lines(self) -> list[str]:
-        count = self.cuts.total()
-        many = ", ".join(f"{number} {name}" for name, number in sorted(self.cuts.items()))
+        count = sum(victims.total() for victims in self.faults.values())
         eras = ", ".join(f"{number} of {name}" for name, number in sorted(self.eras.items()))
-        boot = sorted(self.boots)[len(self.boots) // 2] if self.boots else 0.0
         return [
-            f"{count} power cuts in {self.duration_s:.0f} s"
-            f" ({self.duration_s / max(1, count):.1f} s each): {many}",
-            f"  disks with unflushed writes: {self.unsettled};"
-            f" from the cut to a new copy {boot:.1f} s (median)",
+            f"{count} faults in {self.duration_s:.0f} s"
+            f" ({self.duration_s / max(1, count):.1f} s each)",
+            *(self._line(fault) for fault in self.faults),
+            f"  disks with unflushed writes: {self.unsettled}; restarts: {self.restarts}",
             f"  rounds: {eras}",
             f"  blobs: {self.blobs}; checks: {self.checks}; dumps at once: {self.dumps}",
             f"  violations: {len(self.violations)}",
         ]
+
+    def _line(self, fault: str) -> str:
+        victims, waits = self.faults[fault], sorted(self.waits.get(fault, [0.0]))
+        many = ", ".join(f"{number} {name}" for name, number in sorted(victims.items()))
+        wait = waits[len(waits) // 2]
+        return f"  {fault}: {victims.total()} ({many}), then to a new copy {wait:.1f} s (median)"
 
 
 class Campaign:
     """The rounds, on two guests."""
 
     def __init__(
-        self, pair: Pair, seed: int, say: Callable[[str], None], *, lying: bool = False
+        self,
+        pair: Pair,
+        seed: int,
+        say: Callable[[str], None],
+        *,
+        faults: Sequence[str] = ("power",),
+        lying: bool = False,
     ) -> None:
         self.pair = pair
         self.tally = Tally()
         self._seed = seed
         self._say = say
+        self._faults = faults
         self._lying = lying
         self._lies_from = math.inf
         self._model = Model()
-        self._cuts_of_source = 0
+        # The log may lose the end of its last line then.
+        self._torn_lines = 0.0
 
     def play(self, rounds: int, an_era: int = ROUNDS_AN_ERA) -> None:
         """Play the rounds; ends with the first that has violations."""
@@ -175,7 +191,7 @@ class Campaign:
     def begin_era(self, fs: str, layout: str, mode: str) -> None:
         """Begin with empty disks; blobs are being copied."""
         self._era = f"{fs}, {layout}"
-        self._model, self._cuts_of_source = Model(), 0
+        self._model, self._torn_lines = Model(), 0.0
         for guest in self.pair.both:
             guest.off()
         self.pair.begin(fs, {"remote": {"layout": layout}, "dump": {"mode": mode}})
@@ -186,44 +202,76 @@ class Campaign:
 
     def _round(self, chance: random.Random, number: int) -> None:
         self.tally.eras[self._era] += 1
-        victims = chance.choice(_VICTIMS)
+        fault = self._faults[number % len(self._faults)]
+        victims, pair, told = chance.choice(_VICTIMS), self.pair, self.pair.told
         time.sleep(chance.uniform(0, _LONGEST_WORK_S))
-        unsettled = self._cut(victims, chance)
-        began = time.monotonic()
-        while chance.random() < _EARLY:
-            time.sleep(chance.uniform(0.5, _LONGEST_EARLY_S))
-            unsettled += self._cut(victims, chance)
-        if "remote" in victims:
-            self._model.lose(self.pair.told.copied)
-        self.pair.await_up()
-        if "source" in victims:
-            self.pair.apply()
-        else:
-            self.pair.told.begin_watch()
-        self.pair.await_progress()
-        took = time.monotonic() - began
-        self.tally.boots.append(took)
-        found = self.violations(source="source" in victims)
-        self._say(
-            f"{number:4} {victims:18} {unsettled:5} unflushed, copies again after {took:4.1f} s,"
-            f" {len(self.pair.told.copied)} copied"
-        )
-        self._found(f"round {number}, {self._era}, {victims}", found)
-
-    def _cut(self, victims: str, chance: random.Random) -> int:
-        cut = [guest for guest in self.pair.both if guest.name in victims]
-        for guest in cut:
-            guest.cut()
-        if "source" in victims:
-            self._cuts_of_source += 1
         unsettled = 0
-        for guest in cut:
+        if fault in LASTING:
+            self._let_last(fault, victims, chance)
+        else:
+            unsettled = self._cut(fault, victims, chance)
+        self.tally.faults.setdefault(fault, Counter())[victims] += 1
+        began = time.monotonic()
+        while fault == "power" and chance.random() < _EARLY:
+            time.sleep(chance.uniform(0.5, _LONGEST_EARLY_S))
+            unsettled += self._cut(fault, victims, chance)
+            self.tally.faults[fault][victims] += 1
+        if fault == "power" and "remote" in victims:
+            self._model.lose(told.copied)
+        pair.await_up()
+        ended = fault in ("power", "reboot", "full") and "source" in victims
+        if ended:
+            pair.apply()
+        else:
+            told.begin_watch()
+        pair.await_progress()
+        took = time.monotonic() - began
+        self.tally.waits.setdefault(fault, []).append(took)
+        # A catalog without room may end the daemon, which systemd starts again.
+        restarts = fault == "full" and "source" in victims
+        found = self.violations(source="source" in victims, restarts=restarts)
+        if restarts:
+            self.tally.restarts += int(pair.unit()["NRestarts"])
+            pair.source.run(f"systemctl reset-failed {UNIT}")
+        self._say(
+            f"{number:4} {fault:6} {victims:18} {unsettled:5} unflushed, copies again after"
+            f" {took:4.1f} s, {len(told.copied)} copied"
+        )
+        self._found(f"round {number}, {self._era}, {fault} {victims}", found)
+
+    def _hit(self, victims: str) -> list[Guest]:
+        return [guest for guest in self.pair.both if guest.name in victims]
+
+    def _cut(self, fault: str, victims: str, chance: random.Random) -> int:
+        """Boot the guests anew, after the end of their power."""
+        hit = self._hit(victims)
+        for guest in hit:
+            if fault == "power":
+                guest.cut()
+            else:
+                guest.shut_down()
+        if fault == "power" and "source" in victims:
+            self._torn_lines += 1
+        unsettled = 0
+        for guest in hit:
             writes = guest.lose(chance, lies_from=self._lies_from)
             self.tally.unsettled += writes > 0
             unsettled += writes
             guest.start()
-        self.tally.cuts[victims] += 1
         return unsettled
+
+    def _let_last(self, fault: str, victims: str, chance: random.Random) -> None:
+        """Let guests have a fault for a while."""
+        kind = LASTING[fault]
+        with ExitStack() as stack:
+            for guest in self._hit(victims):
+                stack.enter_context(kind.strike(guest, chance))
+            self.pair.told.begin_watch()
+            time.sleep(chance.uniform(*kind.seconds))
+            if kind.copies:
+                self.pair.await_progress()
+        if fault == "full" and "source" in victims:
+            self._torn_lines = math.inf
 
     def _found(self, where: str, found: Iterable[str]) -> None:
         for one in found:
@@ -294,7 +342,7 @@ class Campaign:
         if done.returncode != 0:
             found.append(f"pg_restore: {done.stderr[-900:]!r}")
         events, broken = pair.events()
-        if broken > self._cuts_of_source:
+        if broken > self._torn_lines:
             found.append(f"{broken} lines of the log are broken")
         for line in events:
             if error := next(iter(validator(line["event"]).iter_errors(line)), None):

@@ -7,15 +7,17 @@ import os
 import random
 import shlex
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from ntt_backup.process.spawn import die_with_parent
+from tests.helpers.processes import descendants, kill, name
 from tests.helpers.waiting import PATIENCE, wait_until
 from tests.power.crashes import MODES, UNITS, Images, Log, Moment
 from tests.power.disks import LoggedDisk
@@ -232,8 +234,27 @@ class Guest:
             self._server.wait(60)
             self._server = None
 
+    def shut_down(self) -> None:
+        """Let it end by itself, and its power with it; `lose` comes next."""
+        assert self._machine is not None
+        self.try_to("systemctl poweroff --no-block")
+        self._machine.wait(SECONDS)
+        self.cut()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Within the context the machine does nothing; its clocks go on."""
+        assert self._machine is not None
+        found = descendants(self._machine.pid)
+        kernel = next(pid for pid in found if name(pid).startswith(("linux.uml", "qemu")))
+        kill(kernel, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            kill(kernel, signal.SIGCONT)
+
     def lose(self, chance: random.Random, *, lies_from: float = math.inf) -> int:
-        """After a power cut: the disk has what was flushed, and a part of what was written since.
+        """After the end of its power: the disk has what was flushed, and a part of later writes.
 
         Args:
             chance: Decides the part.
