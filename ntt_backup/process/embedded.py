@@ -11,6 +11,7 @@ they are complete. A server that was killed recovers at its next start, as after
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -22,7 +23,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,6 +80,7 @@ def hold(directory: Path) -> None:
             if _held.get(directory, (0, -1))[0] != os.getpid():
                 owner = owner_of(directory)
                 _make(directory, owner)
+                _require_private(directory, owner)
                 fd = _open(directory / "users", owner)
                 _held[directory] = (os.getpid(), fd)
                 fcntl.flock(fd, fcntl.LOCK_SH)  # It waits while a keeper stops the server.
@@ -114,7 +117,7 @@ def owner_of(directory: Path) -> tuple[int, int]:
         return os.geteuid(), os.getegid()
     for path in (directory, directory.parent):
         with suppress(FileNotFoundError):
-            found = path.stat()
+            found = path.lstat()  # A link leads root to no other user.
             if found.st_uid:
                 return found.st_uid, found.st_gid
     with suppress(KeyError):
@@ -134,18 +137,40 @@ def _make(directory: Path, owner: tuple[int, int]) -> None:
         if not path.exists():
             with suppress(FileExistsError):
                 path.mkdir(mode=0o700)
-                os.chown(path, *owner)
+                with closing(os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)) as fd:
+                    os.fchown(fd, *owner)
+
+
+def _require_private(directory: Path, owner: tuple[int, int]) -> None:
+    """Raises ConfigError where somebody else may have put a server into the directory."""
+    found = directory.stat()
+    if found.st_uid != owner[0] or found.st_mode & 0o077:
+        raise ConfigError(
+            f"others may use the directory of the embedded catalog, {directory}",
+            detail=f"its owner is user {found.st_uid}, its mode {found.st_mode & 0o7777:04o}",
+            hint=f"if nobody else has written there: chown it to user {owner[0]}, and chmod 0700",
+        )
+
+
+@contextmanager
+def _files_of(owner: tuple[int, int]) -> Iterator[None]:
+    """Lets root use files as the owner, who may have put links in root's way. For this thread."""
+    root, libc = os.geteuid() == 0, ctypes.CDLL(None)
+    if root:
+        libc.setfsgid(owner[1])
+        libc.setfsuid(owner[0])
+    try:
+        yield
+    finally:
+        if root:
+            libc.setfsuid(0)
+            libc.setfsgid(os.getegid())
 
 
 def _open(path: Path, owner: tuple[int, int], flags: int = 0) -> int:
     """Returns the descriptor of a file, which is made for the user of the server if missing."""
-    flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-        os.fchown(fd, *owner)
-    except FileExistsError:
-        fd = os.open(path, flags)
-    return fd
+    with _files_of(owner):
+        return os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _is_ready(directory: Path) -> bool:
@@ -164,24 +189,30 @@ def _start(directory: Path, owner: tuple[int, int]) -> None:
     programs = _programs(data, how)
     if not data.exists():
         new = directory / "new"
-        shutil.rmtree(new, ignore_errors=True)
+        with _files_of(owner):
+            shutil.rmtree(new, ignore_errors=True)
         postgres.initialise(programs, new, **how)
-        new.rename(data)
-        sync_directory(directory)
+        with _files_of(owner):
+            new.rename(data)
+            sync_directory(directory)
     argv = [str(programs / "postgres"), "-D", str(data)]
     for setting in (*_SETTINGS, f"unix_socket_directories={directory}"):
         argv += ["-c", setting]
-    call = [sys.executable, "-I", embedded_keeper.__file__, str(directory / "users")]
-    call.append(json.dumps([argv, postgres.run_as(*owner)]))
+    call = [sys.executable, "-I", embedded_keeper.__file__]
     deadline = time.monotonic() + _START_SECONDS
-    with closing(_open(directory / "log", owner, os.O_APPEND)) as log:
+    with (
+        closing(_open(directory / "log", owner, os.O_APPEND)) as log,
+        closing(_open(directory / "users", owner)) as lock,
+    ):
         if os.fstat(log).st_size > _LOG_BYTES:
             os.ftruncate(log, 0)
         while True:
-            _forget_stale_pid(data)
+            with _files_of(owner):
+                _forget_stale_pid(data)
             begin = os.fstat(log).st_size
             keeper = subprocess.Popen(
-                call,
+                [*call, json.dumps([lock, argv, postgres.run_as(*owner)])],
+                pass_fds=(lock,),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -233,9 +264,12 @@ def _programs(data: Path, how: dict[str, Any]) -> Path:
 
 
 def _forget_stale_pid(data: Path) -> None:
-    """Removes the note of a server whose process id another program has, as after a power cut."""
-    with suppress(FileNotFoundError, IndexError):
+    """Removes the note of a server that is not here: its process has another working directory.
+
+    After a power cut another program may have the process id; in a copy it is that of the original.
+    """
+    with suppress(OSError, IndexError):
         note = data / "postmaster.pid"
         pid = note.read_text().split()[0]
-        if Path("/proc", pid, "comm").read_text() != "postgres\n":
+        if not Path("/proc", pid, "cwd").samefile(data):
             note.unlink()

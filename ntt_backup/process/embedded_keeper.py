@@ -53,4 +53,4 @@ def keep(lock: int, argv: list[str], identity: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(keep(os.open(sys.argv[1], os.O_RDWR), *json.loads(sys.argv[2])))
+    sys.exit(keep(*json.loads(sys.argv[1])))
