@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.cli.commands import setup
+from ntt_backup.errors import ConfigError
 from ntt_backup.process.embedded import NAME
 from tests.helpers import program
 from tests.helpers.blobs import put, tree
@@ -150,9 +151,42 @@ def test_the_directory_on_another_machine_is_made(host: Host, remote: Sshd) -> N
     assert len(tree(place.local / "backup" / "by-hash")) == 2
 
 
+def test_no_secret_is_shown(host: Host) -> None:
+    urls = {f"notify.{key}_url": f"https://hc.example/{SECRET}" for key in ("ping", "webhook")}
+    more = [f"--set={key}={one}" for key, one in urls.items()]
+    url = f"postgresql://u:{SECRET}ü@127.0.0.1:1/x"
+    said = host.call(host.words(f"--files={host.root}/files", *more, catalog=url), expect=2)
+    assert "notify" in said
+    assert SECRET not in said
+    assert host.is_as_before()
+
+
+@pytest.mark.parametrize("value", ["/\x7f", "/\udcff", None, {"a": 1}, float("nan")])
+def test_no_file_is_written_that_cannot_be_read(value: object) -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        setup._written(Path("/nowhere"), {"log.jsonl": value}, {})
+
+
+def test_what_others_have_made_is_not_removed(host: Host) -> None:
+    host.config.parent.mkdir()
+    host.config.symlink_to("nowhere")
+    host.before = set(host.root.rglob("*"))
+    said = host.call(host.words("--yes", f"--files={host.root}/files"), expect=2)
+    assert "cannot write" in said
+    assert host.is_as_before()
+
+    # Two at once: the second one finds the settings, and leaves all that the first one makes.
+    other = host.root / "other.toml"
+    step = setup._written(other, {}, {})
+    other.write_text("of another setup")
+    with pytest.raises(ConfigError):
+        setup._do([step], [other], None)
+    assert other.read_text() == "of another setup"
+
+
 def test_the_settings_are_valid_toml() -> None:
     values = {"catalog.url": "x", "files.a.paths": ['/a "b"\\', "/ü\U0001f600"], "run.workers": 3}
-    step = setup._written(Path("/nowhere"), values)
+    step = setup._written(Path("/nowhere"), values, values)
     shown = "\n".join(line.strip() for line in step.says.splitlines()[1:])
     found = tomllib.loads(shown)
     assert found == {

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import signal
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -30,13 +31,13 @@ from ntt_backup.cli.global_options import Common
 from ntt_backup.cli.options import DIR, flag, repeated, value
 from ntt_backup.client.transport import transport_to
 from ntt_backup.config import RemoteSettings, Settings, application_name, examine, refuse, sources
-from ntt_backup.config.display import without_password
+from ntt_backup.config.display import HIDDEN, settings_in_effect
 from ntt_backup.config.sections import SERVICE_HOME, state_directory
 from ntt_backup.config.signing_key import SERVICE_KEY, key_file
 from ntt_backup.config.values import FORMS, parse_target_url
 from ntt_backup.daemon.service_files import UNITS, USER
 from ntt_backup.errors import BackupError, CatalogError, ConfigError, complete
-from ntt_backup.formatting import duration, many
+from ntt_backup.formatting import duration, many, printable
 from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.process import embedded, postgres
 from ntt_backup.process.durable import write_durably
@@ -94,7 +95,7 @@ def setup(
         path = sources.OWN_FILE.expanduser()
     values = dict(_given(files, store, to, catalog, more))
     steps: list[Step] = []
-    if path.exists():
+    if exists := path.exists():
         _require_same(path, values)
     else:
         try:
@@ -102,12 +103,14 @@ def setup(
         except click.Abort:
             hint = "give --files or --store, and --to; --yes confirms"
             raise ConfigError("nobody answers the questions", hint=hint) from None
-        steps.append(_written(path, values))
-    file, flags = (Path(os.devnull), values) if steps else (path, {})
+    file, flags = (path, {}) if exists else (Path(os.devnull), values)
     found = examine(Settings, flags=flags, environ=os.environ, file=file, target=DEFAULT_TARGET)
     refuse(found.problems)
     settings = found.settings
     assert settings is not None  # Else there would be a problem.
+    if not exists:
+        shown = {one.key: one.value for one in settings_in_effect(settings, found.layer)}
+        steps.append(_written(path, values, shown))
     as_user = ("runuser", "-u", USER, "--") if service else ()
     program = (*as_user, *_OURS, "--config", str(path))
     steps += _preparations(settings, USER if service else "root")
@@ -142,7 +145,9 @@ def _do(steps: Sequence[Step], new: Sequence[Path], server: Path | None) -> None
             click.echo(f"--- {number}. {step.says.splitlines()[0]}")
             done.append(step)
             step.do()
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error.__cause__, FileExistsError):
+            raise  # Another setup has made the settings, and makes the rest.
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
         for one in new:
@@ -167,7 +172,7 @@ def _new_paths(settings: Settings, path: Path) -> list[Path]:
     made += [server] if server else []
     made += [SERVICE_KEY] if os.geteuid() == 0 else []
     made += [Path(settings.remote.path)] if settings.remote.kind == "file" else []
-    missing = {one for place in made for one in (place, *place.parents) if not one.exists()}
+    missing = {one for place in made for one in (place, *place.parents) if not os.path.lexists(one)}
     return sorted(missing, key=lambda one: len(one.parts), reverse=True)
 
 
@@ -292,27 +297,36 @@ def _found_catalog(*, service: bool) -> str:
     )
 
 
-def _written(path: Path, values: Mapping[str, Any]) -> Step:
-    """Returns the step that writes the settings file."""
+def _written(path: Path, values: Mapping[str, Any], shown: Mapping[str, Any]) -> Step:
+    """Returns the step that writes the settings file. shown: the values without secrets."""
+    text = _HEAD + _toml(values)
+    try:
+        data = text.encode()
+        tomllib.loads(text)
+    except ValueError:
+        hint = "control characters, names that are no UTF-8, null and nested values are none"
+        raise ConfigError("a value cannot be written into a settings file", hint=hint) from None
+    lines = _toml({key: shown.get(key, HIDDEN) for key in values}).splitlines()
+    says = "\n     ".join(map(printable, filter(None, lines)))
+    mode = 0o600 if os.geteuid() else 0o640
+
+    def write() -> None:
+        try:
+            write_durably(path, data, mode, replace=False)
+        except OSError as error:
+            said = error.strerror or str(error)
+            raise ConfigError(f"cannot write {path}", detail=said) from error
+
+    return Step(f"write the settings into {path}\n     {says}", write)
+
+
+def _toml(values: Mapping[str, Any]) -> str:
     tables: dict[str, str] = {}
     for key, setting in sorted(values.items()):
         table, _, name = key.rpartition(".")
         line = f"{name} = {json.dumps(setting, ensure_ascii=False)}\n"
         tables[table] = tables.get(table, f"\n[{table}]\n") + line
-    text = _HEAD + "".join(tables.values())
-    url = values.get("catalog.url", "")
-    hidden = text.replace(json.dumps(url), json.dumps(without_password(url)))
-    shown = "\n     ".join(filter(None, hidden.splitlines()[1:]))
-    mode = 0o600 if os.geteuid() else 0o640
-
-    def write() -> None:
-        try:
-            write_durably(path, text.encode(), mode, replace=False)
-        except OSError as error:
-            said = error.strerror or str(error)
-            raise ConfigError(f"cannot write {path}", detail=said) from error
-
-    return Step(f"write the settings into {path}\n     {shown}", write)
+    return "".join(tables.values())
 
 
 # --- the steps ------------------------------------------------------------------------------------
