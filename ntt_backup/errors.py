@@ -28,6 +28,7 @@ _OF_DESTINATIONS: Final = {
     errno.EDQUOT: "raise the quota, and run the command again",
     errno.EROFS: "remount it for writing, or name another directory",
     errno.EACCES: "let this user write to it, or name another directory",
+    errno.EPERM: "call the command as root: only root gives files to another owner or group",
     errno.ENOENT: "make the directory that shall hold it",
     errno.EXDEV: "mount one file system at the destination itself, not below it",
     errno.ELOOP: "links below the destination are not followed: remove it",

@@ -61,9 +61,9 @@ class _Program(LazyGroup):
     default=DEFAULT_TARGET,
     show_default=True,
     shell_complete=options.target_names,
-    help="Name of the target to work with. The commands run, status, serve, config check, and"
-    " those for a running daemon (pause, resume, bwlimit, now, stop) also accept several names"
-    " (a,b) or all.",
+    help="Name of the target to work with. The commands run, status, why, heal, serve, config"
+    " check, and those for a running daemon (pause, resume, bwlimit, now, stop) also accept several"
+    " names (a,b) or all.",
 )
 @click.option(
     "--sizes",

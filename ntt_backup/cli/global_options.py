@@ -175,5 +175,5 @@ def require_blobids(names: Iterable[tuple[int, str]], where: str) -> Iterator[st
     """Yields the names. Raises UsageError, with the number, for a name that is not a blobid."""
     for number, name in names:
         if not is_blobid(name):
-            raise click.UsageError(f"{where} {number}: {printable(name[:80])} is not a blobid")
+            raise click.UsageError(f"{where} {number}: {printable(name[:80])} is no whole blobid")
         yield name

@@ -224,17 +224,17 @@ class Preflight:
         smallest = sorted(checked.ready, key=lambda blob: blob.expected)[:1]
         self._store.inspect(smallest, verify=True)
         self._sizes = [blob.size for blob in checked.ready if blob.size is not None]
-        looked = f"{many(len(sample), 'pending blob')} looked"
+        looked = many(len(sample), "examined pending blob")
         if not checked.failed:
-            return CheckStep(f"all of {looked} at can be sent")
+            return CheckStep(f"{looked} can be sent")
         reasons = Counter(failure.reason for failure in checked.failed)
         if reasons[Reason.MISSING] == len(sample):
-            said = f"none of {looked} for is in {self._store.root}; is the whole store mounted?"
+            said = f"none of {looked} is in {self._store.root}; is the whole store mounted?"
             return CheckStep(warning=said)
         counted = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
         first = checked.failed[0]
         said = (
-            f"{len(checked.failed)} of {looked} at cannot be sent: {counted}, such as"
+            f"{len(checked.failed)} of {looked} cannot be sent: {counted}, such as"
             f" {first.blobid[:_ID_SHOWN]} ({first.detail or first.reason}); a run leaves such blobs"
             ' out, marks them as failed and ends with 7: see "Failed blobs" in docs/first-aid.md'
         )
@@ -307,7 +307,7 @@ class Preflight:
             raise explain_gone(f"{path} is empty, but the catalog has blobs copied to it")
         identities.require_own(catalog, target, found, empty=facts.empty, copied=copied)
         if self._check:
-            return CheckStep(found or "the first run gives it one")
+            return CheckStep(found or "the first run gives the target one")
         if not found:
             found = self._make_place(ask)
         if not found:
@@ -397,7 +397,7 @@ def _need(estimate: PendingEstimate, sizes: list[int]) -> tuple[int, str]:
     mean = estimate.bytes // sized if sized else sum(sizes) // len(sizes)
     return (
         estimate.bytes + mean * unsized,
-        f" ({said} and are taken for {size(mean)} each)",
+        f" ({said} and are estimated at {size(mean)} each)",
     )
 
 

@@ -74,7 +74,7 @@ class DumpSkipped(Event):
     name: DumpName
 
     def _text(self) -> str:
-        return f"nobody but us has changed the catalog since {self.name}"
+        return f"dump skipped: nobody else has changed the catalog since {self.name}"
 
 
 class DumpRecovered(Event):

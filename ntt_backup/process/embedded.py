@@ -124,7 +124,7 @@ def owner_of(directory: Path) -> tuple[int, int]:
         account = pwd.getpwnam(_USER)
         return account.pw_uid, account.pw_gid
     raise ConfigError(
-        "the embedded catalog cannot run as root, which PostgreSQL refuses",
+        "PostgreSQL does not run as root, so the embedded catalog needs another account",
         detail=f"{directory.parent} belongs to no other user, and there is no account {_USER}",
         hint="make that account (`ntt-backup-remote install-service` does), or call the program as"
         " an ordinary user",

@@ -330,8 +330,8 @@ def last_drill(settings: Settings) -> CheckStep:
 def of_drills(drills: Sequence[CheckRun], *, copied: bool) -> CheckStep:
     """Returns the step for the last drills, the newest first. copied: Whether any blob is."""
     if not drills:
-        none = "no drill has proved yet that everything comes back: `ntt-backup-remote drill`"
-        return CheckStep(none if copied else "nothing is copied yet that could come back")
+        none = "no drill has proved yet that all can be restored: `ntt-backup-remote drill`"
+        return CheckStep(none if copied else "nothing is copied yet: nothing to restore")
     last = drills[0]
     if last.exit_code == 0:
         return CheckStep(f"the last drill, of {moment(last.ended_at)}: PROVED")
@@ -433,6 +433,6 @@ def newest_known(settings: RemoteConfig) -> CheckStep:
         return CheckStep(warning="; ".join(map(str, found)))
     known = rollback_detection.recorded(settings)
     if not known:
-        return CheckStep("this host has noted no dump and no version yet")
+        return CheckStep("this host has recorded no dump and no snapshot yet")
     last = max(known, key=lambda one: one.at)
     return CheckStep(f"nothing is missing; the last {last.kind} was stored {moment(last.at)}")

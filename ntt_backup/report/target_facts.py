@@ -223,7 +223,8 @@ class FactsReader:
     def _limited(self) -> AbstractContextManager[None]:
         if self._patience is None:
             return nullcontext()
-        late = CatalogUnavailable("the catalog is too slow to be read")
+        hint = "look at the load of the catalog's server, and try again"
+        late = CatalogUnavailable("the catalog is too slow to be read", hint=hint)
         return time_limit(self._patience, late)
 
     def close(self) -> None:

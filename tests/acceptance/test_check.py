@@ -74,7 +74,7 @@ def test_pending_blobs_that_cannot_be_sent_are_counted_by_reason(env: Environmen
     done = env.call("check", expect=0)
     said = line(done.stdout, "pending")
     assert said.startswith("warning")
-    assert "2 of 8 pending blobs looked at cannot be sent: 1 missing, 1 wrong-size" in said
+    assert "2 of 8 examined pending blobs cannot be sent: 1 missing, 1 wrong-size" in said
     assert gone in said
     assert "Failed blobs" in said
     # Those in the catalog without a size are as large as the one that has one.
@@ -98,7 +98,7 @@ def test_a_store_that_has_no_pending_blob_is_reported(env: Environment) -> None:
     env.put_in_store(b"another")
 
     done = env.call("check", expect=0)
-    assert f"none of 3 pending blobs looked for is in {env.store}" in line(done.stdout, "pending")
+    assert f"none of 3 examined pending blobs is in {env.store}" in line(done.stdout, "pending")
 
 
 # --- each kind of failure

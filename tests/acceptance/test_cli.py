@@ -140,7 +140,7 @@ def test_a_scan_continues_where_stderr_cannot_be_written(env: Environment) -> No
     (env.store / "stray").touch()
     done = _complaining_to_a_full_disk(env, "scan")
     assert done.returncode == 0
-    assert "left aside 1 stray:" in done.stdout
+    assert "not registered: 1 stray," in done.stdout
     assert env.query("select blobid from blobs") == [(blobid,)]
 
 

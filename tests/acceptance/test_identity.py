@@ -84,7 +84,7 @@ def test_the_first_run_gives_an_identity_and_another_disk_gets_nothing(
 ) -> None:
     by(env, strategy)
     first = env.fill(5, seed=1)
-    assert "the first run gives it one" in env.call("check", expect=0).stdout
+    assert "the first run gives the target one" in env.call("check", expect=0).stdout
     env.run("run", expect=0)
     ours = disks.identity("a", strategy)
     assert known(env) == [(ours,)]

@@ -51,7 +51,9 @@ def test_who_may_only_read_is_told_by_check_that_it_cannot_run(
     assert refused.startswith("rights")
     assert f"{monitor} may not do what `run` does" in refused
     assert re.search("^ok +catalog ", done.stdout, re.MULTILINE)
-    assert re.search("^ok +pending +all of 3 pending blobs", done.stdout, re.MULTILINE)
+    assert re.search(
+        "^ok +pending +3 examined pending blobs can be sent", done.stdout, re.MULTILINE
+    )
     assert "init-db --print-sql" in done.stdout
 
 

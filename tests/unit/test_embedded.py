@@ -54,7 +54,7 @@ def test_root_needs_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(embedded, "_USER", "no-such-user")
     monkeypatch.setattr(Path, "lstat", lambda _: os.stat("/proc/1"))
     said = refusal(tmp_path / embedded.NAME)
-    assert "root, which PostgreSQL refuses" in said
+    assert "PostgreSQL does not run as root" in said
     assert "install-service" in said
 
 

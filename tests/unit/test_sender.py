@@ -421,7 +421,7 @@ def test_a_probe_tries_over_another_connection_where_its_own_has_ended(far_side:
     probe.facts()
     assert far_side.kinds == [HELLO]
     far_side.ended = True
-    assert probe.try_out() == "5 trial blobs in 2 batches by stream, called back"
+    assert probe.try_out() == "5 trial blobs in 2 batches by stream, then discarded"
     assert far_side.connections == 2
     assert far_side.kinds == [HELLO, HELLO, *[BATCH, PACK, ABORT] * 2]
 

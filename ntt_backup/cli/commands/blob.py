@@ -91,10 +91,10 @@ FILE_ADVICE: Final[Mapping[str, str]] = {
 def failed(
     common: Common, reason: str | None, since: float | None, limit: int | None, known: bool
 ) -> None:
-    """List the blobs that failed by reason, with what to do.
+    """List the failed blobs by reason, and what to do.
 
-    The first 20 of each reason are shown, with --reason all of that one. `show BLOBID` shows more
-    about one blob; `requeue` makes failed blobs pending again.
+    The first 20 of each reason are shown; with --reason, all of that reason. `show BLOBID` shows
+    more about one blob; `requeue` makes failed blobs pending again.
     """
     if known and (since is not None or limit is not None or reason == UNKNOWN):
         raise click.UsageError("--known goes with --reason, and with no other choice")
@@ -165,7 +165,7 @@ def _line(one: FailedBlob) -> str:
 def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> None:
     """Make failed blobs pending again. The next run sends them.
 
-    Without BLOBID, all failed blobs become pending, but for those that `prune` has removed. The
+    Without BLOBID, all failed blobs become pending, except those that `prune` has removed. The
     first digits of each BLOBID are enough.
     """
     if blobids and reason is not None:
@@ -192,8 +192,8 @@ def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> Non
 def show(common: Common, blob: str, verify: bool) -> None:
     """Show everything that is known about one blob.
 
-    The first digits of BLOBID are enough if no other blob begins with them. PATH is that of a file
-    which a query or a walk lists, as it is listed or as it is in the store.
+    The first digits of BLOBID are enough if no other blob begins with them. PATH is the path of a
+    file that a query or a walk lists, as it is listed or as it is in the store.
     """
     settings = common.load(CatalogConfig)
     with open_catalog(settings, "show") as conn:

@@ -180,7 +180,7 @@ def dump(common: Common, force: bool, whole: bool) -> None:
 )
 @repeated("--unpin", "NAME", "Remove the pins of this dump", "unpinned")
 @value("--fetch", "NAME", "Write this dump into a file that pg_restore reads.", "fetched")
-@value("--to", PATH, "With --fetch: the file; default: the name of the dump, here.", "file")
+@value("--to", PATH, "With --fetch: the file; default: the name of the dump.", "file")
 @value("--reason", "TEXT", "With --pin: the reason, which the list shows.", default="")
 def dumps(
     common: Common,

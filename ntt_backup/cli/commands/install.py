@@ -77,7 +77,7 @@ _LEFT: Final = (
 @click.option(
     "--read-all/--no-read-all", default=None, help="Let the service read every file of this host."
 )
-@flag("--log", "Only create the log of the settings if it is missing.")
+@flag("--log", "Only create the file of log.jsonl, if it is missing.")
 @value("--root", PATH, "Write below this directory, and run nothing.", default=Path("/"))
 @value("--prefix", PATH, "Write a package's files below PATH/lib, such as /usr/lib, not /etc.")
 @value("--program", str, "Program that the units start.  [default: this program]")

@@ -142,10 +142,11 @@ def _roff(text: str) -> str:
 def completion(shell: str) -> None:
     """Print the shell code that completes commands, options and names.
 
-    bash: eval "$(ntt-backup-remote completion bash)" in ~/.bashrc. zsh: the same with zsh, after
-    compinit, in ~/.zshrc. fish: ntt-backup-remote completion fish | source, in
-    ~/.config/fish/config.fish.
-    """
+    \b
+    In ~/.bashrc:  eval "$(ntt-backup-remote completion bash)"
+    In ~/.zshrc, below compinit:  eval "$(ntt-backup-remote completion zsh)"
+    In ~/.config/fish/config.fish:  ntt-backup-remote completion fish | source
+    """  # noqa: D301  click reads the character
     from click.shell_completion import ShellComplete, get_completion_class
 
     found = get_completion_class(shell)

@@ -33,16 +33,15 @@ _SHARE = "Remove nothing if more than this part of the target would be removed."
 @value("--max-share", PART, _SHARE, default="10%")
 @flag("--apply", "Remove the blobs. Without --apply they are only counted.")
 def prune(common: Common, gone_for: float, max_share: float, apply: bool) -> None:
-    """Remove blobs from a target whose files are gone.
+    """Remove from a target the blobs whose files are gone.
 
     This is for a store whose files go by their paths ([catalog.from], [files.NAME]). A blob is
-    removed only if all of its files are gone, or were replaced, for the time that is given, as the
-    last pass over their origins has said. What a pinned dump lists stays. A file that comes back is
-    sent again.
+    removed only if all of its files were found to be gone, or replaced, at least --gone-for ago.
+    Blobs that a pinned dump lists are kept. A file that comes back is sent again.
 
-    A pack is made anew if less than half of it is needed; else these blobs stay in it. The key of
-    the target must allow prune and replace. The exit code is 7 if some blobs are left to the next
-    call, or a pack is damaged.
+    A pack is rewritten if less than half of it is needed; else these blobs stay in it. The key of
+    the target must allow prune and replace. The exit code is 7 if blobs are left for the next call,
+    or a pack is damaged.
     """
     settings = common.load(Settings)
     require_by_path(settings)

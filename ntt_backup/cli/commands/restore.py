@@ -64,15 +64,15 @@ _NOBODY: Final = (
 @options.sessions(default=4)
 @flag("--trust-size", "Keep a file in DIR that has the right size, without hashing it.")
 @flag("--as-paths", "Restore files by their paths, with their times and modes.", "as_paths")
-@repeated("--path", "GLOB", "With --as-paths: restore what fits", "paths")
+@repeated("--path", "GLOB", "With --as-paths: restore only paths that match", "paths")
 @value(
     "--places",
     "LIST",
-    "With --as-paths: take the list of files from the target and not from the catalog: latest, or"
-    " the NAME of a dump; or from a local file.",
+    "With --as-paths, without the catalog: the list of the files. latest is the newest list on the"
+    " target; or the NAME of a dump there, or a local file.",
 )
-@flag("--with-gone", "With --as-paths: restore also files that are no longer listed.", "with_gone")
-@flag("--hard-links", "With --as-paths: make hard links of equal files.", "hard_links")
+@flag("--with-gone", "With --as-paths: also restore files that are no longer listed.", "with_gone")
+@flag("--hard-links", "With --as-paths: restore equal files as hard links.", "hard_links")
 @value(
     "--archived", GivenPath("file", dir_okay=False), "Write the keys of archived objects into FILE."
 )

@@ -159,11 +159,12 @@ def _judged(common: Common, reader: FactsReader) -> Iterator[tuple[TargetFacts, 
 def why(common: Common) -> None:
     """Say whether anybody has to act, why, and what to do.
 
-    The command says of each target what the page of `serve` says first. The exit code is 0 if no
-    action is required, 7 if a target requires action, and 4 if a catalog cannot be read.
+    All targets are examined, or those of --target. The exit code is 0 if no action is required, 7
+    if a target requires action, and 4 if a catalog cannot be read.
     """
     said, found, codes = [], {}, [0]
-    for facts, verdict in _judged(common, FactsReader(_targets(common), "why", page=False)):
+    reader = FactsReader(_targets(common), "why", page=False, patience=30.0)
+    for facts, verdict in _judged(common, reader):
         begin = f"{facts.target}: "
         found[facts.target] = verdict.fields
         said += [begin + verdict.lines[0], *verdict.lines[1:]]

@@ -221,11 +221,11 @@ _ADVICE_FOR_PACKS: Final = _ADVICE | {
     options.GivenPath("dir", file_okay=False),
     "Write all differences into DIR, one file for each kind.",
 )
-@flag("--apply", "Make copied blobs pending again that the remote lacks or has with another size.")
+@flag("--apply", "Make copied blobs pending again if the remote lacks them, or their size differs.")
 @flag(
     "--adopt",
-    "Mark blobs as copied that another program has put on the remote, after the remote has"
-    " proved their content.",
+    "Mark blobs that another program has put on the remote as copied, once the remote has proved"
+    " their content.",
 )
 @flag(
     "--trust-size",
@@ -340,8 +340,8 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
     a stray, which is reported and never registered. The exit code is 7 if something could not be
     read.
 
-    Where files go by their paths ([catalog.from], [files.NAME]), what these list is registered. A
-    run does that by itself, and reads the files; with --restart all rows are read again.
+    For a store whose files go by their paths ([catalog.from], [files.NAME]), the command registers
+    the listed files. A run does that, too, and then reads them. --restart reads all rows again.
     """
     settings = common.load(StoreConfig)
     if settings.by_path:
@@ -387,10 +387,10 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
         f" {duration(result.duration_s)}{resumed}",
     ]
     for kind, count in sorted(result.strays.items()):
-        said.append(f"left aside {many(count, 'stray')}: {kind.value}")
+        said.append(f"not registered: {many(count, 'stray')}, {kind.value}")
     said += [*settings.part.words, *_outside(result.outside)]
     if result.exit_code:
-        said.append("NOT known: which blobs lie in what could not be read; let this user read it")
+        said.append("NOT known: which blobs are in what could not be read; let this user read it")
     results.report_on(result, said, result.exit_code, target=settings.target)
 
 
@@ -426,7 +426,7 @@ def _register_files(settings: StoreConfig, *, whole: bool) -> None:
     if result.gone:
         said.append(f"no longer listed: {many(result.gone, 'file')}; what was copied stays")
     if result.strays:
-        said.append(f"left aside {many(result.strays, 'stray')}: neither a file nor a directory")
+        said.append(f"not registered: {many(result.strays, 'stray')}, no file and no directory")
     if result.unreadable:
         where = many(result.unreadable, "directory", "directories")
         said.append(f"NOT known: what is in {where}; let this user read it, or mount its disk")

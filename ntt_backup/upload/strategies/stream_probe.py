@@ -52,7 +52,7 @@ class StreamProbe:
             session = StreamSession(self._open(), store)
             session.begin_trial(batches)
             session.end_trial()
-        return f"{described(batches)} by stream, called back"
+        return f"{described(batches)} by stream, then discarded"
 
     def make_place(self) -> str:
         connection = self._open()
