@@ -121,7 +121,7 @@ def test_blobs_are_looked_for_as_asked_and_told_line_by_line(env: Environment) -
 
     # Nothing of it fits another call.
     assert "only one of" in env.call("heal", "--all", "--prefix", "0", expect=2).stderr
-    assert "not a blobid" in env.call("heal", "--blobid", "xyz", expect=2).stderr
+    assert "is no whole blobid" in env.call("heal", "--blobid", "xyz", expect=2).stderr
 
 
 @pytest.mark.parametrize("layout", ["files", pytest.param("packs", marks=pytest.mark.long)])
