@@ -183,13 +183,15 @@ def test_a_dump_whose_clock_and_arrival_differ_by_more_than_a_day_is_odd(
     assert bool(retention.doubts([arrived(0, late=late, duration_s=duration)], KEYS)) is odd
 
 
-def test_dumps_with_made_up_times_take_no_place_and_stay() -> None:
+@pytest.mark.parametrize("sign", [1, -1])
+def test_dumps_with_made_up_times_take_no_place_and_stay(sign: int) -> None:
     rule = Retention(last=2, daily=3, weekly=0)
     good = [arrived(days, number=9 - int(days)) for days in (5, 4, 3, 2, 1)]
     before = retention.staying(good, "new", NOON, rule, KEYS)
-    # Twenty that came within an hour, of as many days.
+    # Twenty that came within an hour, of as many days in the past, or in the future.
     made_up = [
-        arrived(days + 0.5, late=timedelta(days=days), number=99 + days) for days in range(2, 22)
+        arrived(days + 0.5, late=timedelta(days=days), number=99 + abs(days))
+        for days in range(2 * sign, 22 * sign, sign)
     ]
     after = retention.staying([*made_up, *good], "new", NOON, rule, KEYS)
     assert before <= after
