@@ -285,6 +285,7 @@ class PgBackRest(Contender):
 
     def prepare(self) -> None:
         work = self.place.work
+        self.environ = {"PGBACKREST_ALLOW_ROOT": "y"}
         lines = {
             "repo1-path": self.place.repository,
             "log-path": work,
