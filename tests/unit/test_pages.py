@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import subprocess
@@ -10,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ntt_backup.config.command_settings import TABLES
+from tests.helpers import documents
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -108,6 +112,20 @@ def test_every_message_that_a_page_explains_is_in_the_program() -> None:
         for quoted in re.findall(r"`([^`]+)`", "\n".join(rows)):
             for part in quoted.split("..."):
                 assert part.strip(" ,.:") in program, f"{name}: {quoted}"
+
+
+def test_every_setting_and_every_event_has_its_row() -> None:
+    table = (DOCS / "settings.md").read_text()
+    sample = (ROOT / "systemd" / "backup-remote.toml").read_text()
+    for section, model in TABLES.items():
+        for name, field in model.model_fields.items():
+            if field.alias is None:  # Else it is a table of its own.
+                assert re.search(rf"`({section}\.)?{name}`", table), f"{section}.{name}"
+                assert re.search(rf"(?m)^#?\s*{name} =", sample), f"{section}.{name}"
+    log = (DOCS / "log.md").read_text()
+    for one in json.loads(documents.events_text())["oneOf"]:
+        event = one["$ref"].rpartition("/")[2]
+        assert f"`{event}`" in log, event
 
 
 def test_the_readme_lists_the_pages_in_the_parts_of_the_site() -> None:
