@@ -221,8 +221,9 @@ def test_no_file_runs_as_an_owner_that_it_did_not_get(
 
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("delta", [True, False])
+@pytest.mark.parametrize("whose", [12345, os.getuid()])
 def test_without_privileges_nothing_of_a_version_gives_rights(
-    to: Path, jobs: int, delta: bool
+    to: Path, jobs: int, delta: bool, whose: int
 ) -> None:
     capability = bytes.fromhex("0100000202200000000000000000000000000000")
     made = [directory("d"), file("d/root", mode=0o6755), file("d/small"), fifo("d/fifo")]
@@ -234,7 +235,7 @@ def test_without_privileges_nothing_of_a_version_gives_rights(
     }
     made[0][0].mode = 0o3777
     for entry, _ in made:
-        entry.uid = entry.gid = 12345
+        entry.uid = entry.gid = whose
     repository = put_version(MemoryStore(), made)
     for _ in range(2):
         done = restore(repository, to, jobs=jobs, delta=delta, privileges=False)
