@@ -150,7 +150,7 @@ def prune(
             f"{done.share:.1%} of the target would be removed, and --max-share is {max_share:.1%}",
             detail=f"{new:,} of {many(totals.copied, 'blob')}",
             hint="does the query, or the directory, still give what it should? Nothing was removed."
-            " If so many files are gone indeed, raise --max-share",
+            " If so many files are really gone, raise --max-share",
         )
     work_ = _Work(conn, settings, listed, done, lambda: on_progress(done))
     if apply:
@@ -279,7 +279,7 @@ class _Work:
             reader = tables.open(pack)
             if reader.sealed and not self.settings.recipients:
                 raise ConfigError(
-                    "a sealed pack cannot be made anew, since pack.recipients is not set",
+                    "a sealed pack cannot be rewritten, since pack.recipients is not set",
                     detail=pack.key,
                     hint="set pack.recipients to the public keys that it was sealed for",
                 )

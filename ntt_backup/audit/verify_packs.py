@@ -281,7 +281,7 @@ class _PackCheck(Check[_Stored]):
             self._requeue_ranges(self.names(self._require_time))
         except Cancelled:
             self.found.complete = False
-            self._tell_lost("the next check goes on to find out which blobs it had")
+            self._tell_lost("the next check continues to find out which blobs it had")
             return
         except ConfigError:  # Other packs are sealed, and no identity is given that opens them.
             self._tell_lost("which blobs it had is known by --identity alone")

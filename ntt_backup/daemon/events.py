@@ -58,7 +58,7 @@ class Paused(Event):
     uid: Uid
 
     def _text(self) -> str:
-        return f"paused by user {self.uid}; `ntt-backup-remote resume` goes on"
+        return f"paused by user {self.uid}; `ntt-backup-remote resume` ends the pause"
 
 
 class Resumed(Event):

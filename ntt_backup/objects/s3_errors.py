@@ -103,7 +103,7 @@ _CASES: Final = (
         "BadDigest XAmzContentChecksumMismatch XAmzContentSHA256Mismatch IncompleteBody",
         ContentDamaged,
         "content was damaged on its way to the object store",
-        "if it goes on: memory or network of this machine, or a proxy before the store",
+        "if it persists: memory or network of this machine, or a proxy before the store",
     ),
     Case(
         "GlacierExpeditedRetrievalNotAvailable",

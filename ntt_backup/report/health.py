@@ -178,7 +178,7 @@ def _runs(facts: TargetFacts, now: datetime) -> Iterator[Point]:
 def _daemon(facts: TargetFacts, now: datetime) -> Iterator[Point]:
     assert facts.daemon is not None
     if facts.daemon.paused:
-        yield _wait("Somebody paused it", "`ntt-backup-remote resume` goes on")
+        yield _wait("Somebody paused it", "`ntt-backup-remote resume` ends the pause")
     for what, since in facts.daemon.unreachable.items():
         long = now - since >= _LONG_OUTAGE
         lasts = duration(max(0.0, (now - since).total_seconds()))

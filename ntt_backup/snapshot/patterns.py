@@ -79,7 +79,7 @@ class PathChoice:
         if unmet:
             name = f"{manifest.header.set}@{manifest.header.version}"
             raise ConfigError(
-                f"nothing in {name} fits {', '.join(map(repr, unmet))}",
+                f"nothing in {name} matches {', '.join(map(repr, unmet))}",
                 hint=f"see ntt-backup-remote snapshot show {name} --files",
             )
 

@@ -157,7 +157,7 @@ def choose(
     fitting = [one for one in whole if one.name.startswith(begin)]
     if not fitting or (begin and len(fitting) > 1):
         raise ConfigError(
-            f"{len(fitting) or 'no'} versions of {name} fit {wanted!r}"
+            f"{len(fitting) or 'no'} versions of {name} match {wanted!r}"
             if whole
             else f"{name} has no version",
             hint=f"see ntt-backup-remote snapshot list {name}",

@@ -485,7 +485,7 @@ def test_a_signal_that_another_thread_gets_ends_the_wait_for_viewers(
 
 def test_the_lines_of_a_daemon_show_no_pause_that_has_ended_and_no_trouble_twice() -> None:
     recent = [
-        ["1", "warning", "paused by user 0; `ntt-backup-remote resume` goes on"],
+        ["1", "warning", "paused by user 0; `ntt-backup-remote resume` ends the pause"],
         ["2", "info", "resumed by user 0 after 3.0 s"],
         ["3", "warning", "remote is unreachable, again in 0.7 s: refused"],
         ["4", "warning", "remote is unreachable, again in 1 min 30 s: refused"],
@@ -494,7 +494,7 @@ def test_the_lines_of_a_daemon_show_no_pause_that_has_ended_and_no_trouble_twice
         ["7", "warning", "no free memory for 4 workers"],
         ["8", "warning", "failed, missing: 3f0a17"],
         ["9", "error", "the catalog is not dumped: no pg_dump"],
-        ["10", "warning", "paused by user 1; `ntt-backup-remote resume` goes on"],
+        ["10", "warning", "paused by user 1; `ntt-backup-remote resume` ends the pause"],
     ]
     assert [one[0] for one in drawing.worth_a_look(recent)] == ["5", "7", "10"]
     assert [one[0] for one in drawing.worth_a_look(recent[:7])] == ["5", "7"]

@@ -56,14 +56,14 @@ _CUT: Final = (
 # What the operator does about each reason; docs/first-aid.md says more.
 ADVICE: Final[Mapping[str, str]] = {
     Reason.BAD_BLOBID: "correct the catalog's row (64 lowercase hex digits), or delete the row",
-    Reason.MISSING: "`ntt-backup-remote heal` brings it back from a target; or delete the row",
+    Reason.MISSING: "`ntt-backup-remote heal` restores it if a target has it; else delete the row",
     Reason.UNREADABLE: "let this user read the file; if the disk reports errors: the kernel log",
     Reason.NOT_A_FILE: "remove what stands at the blob's path and put the file there",
     Reason.WRONG_SIZE: "replace the file if it was cut, or correct the size in the catalog",
-    Reason.CORRUPT_SOURCE: "`ntt-backup-remote heal` replaces the file, whose content is not its"
-    " name's, from a target",
-    Reason.PRUNED: "its files are gone: `ntt-backup-remote prune` has removed it, or goes on to do"
-    " that where it was interrupted; --reason pruned has it sent again",
+    Reason.CORRUPT_SOURCE: "`ntt-backup-remote heal` replaces the damaged file if a target has the"
+    " blob; else put the right file there, or delete the row",
+    Reason.PRUNED: "its files are gone, and `ntt-backup-remote prune` has removed it, or was"
+    " interrupted; `ntt-backup-remote requeue --reason pruned` has it sent again",
     Reason.REMOTE_REJECTED: "look at what stands at the blob's path on the remote",
     UNKNOWN: "another program marked the blob as failed; after requeue a run says why it fails",
 }

@@ -76,7 +76,7 @@ def _lines(done: Pruned, gone_for: float, max_share: float, *, applied: bool) ->
     yield f"{what}, {done.share:.1%} of the target: their files are gone for {duration(gone_for)}"
     yield from (f"  {path}" for path in done.paths)
     if done.packs:
-        yield f"of {many(done.packs, 'pack')} less than half is needed: they are made anew, or go"
+        yield f"of {many(done.packs, 'pack')} less than half is needed: rewritten or removed"
     if not applied:
         if done.share > max_share:
             yield f"that is more than --max-share {max_share:.1%}: --apply would remove nothing"
