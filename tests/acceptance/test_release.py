@@ -25,7 +25,8 @@ def git(clone: Path, *words: str) -> str:
 def release(clone: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     argv, names = [str(clone / "bin" / "release"), *words], ("AUTHOR", "COMMITTER")
     given = {f"GIT_{name}_{part}": "t" for name in names for part in ("NAME", "EMAIL")}
-    env = {**os.environ, **given, **environ}
+    # Without an image, which would stay in the engine.
+    env = {**os.environ, **given, "DOCKER_HOST": "unix:///nonexistent", **environ}
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=1500)
 
 
