@@ -9,12 +9,13 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ntt_backup.cli.commands import setup
-from ntt_backup.errors import ConfigError
+from ntt_backup.errors import BackupError, ConfigError
 from ntt_backup.process.embedded import NAME
 from tests.helpers import program
 from tests.helpers.blobs import put, tree
@@ -182,6 +183,22 @@ def test_what_others_have_made_is_not_removed(host: Host) -> None:
     with pytest.raises(ConfigError):
         setup._do([step], [other], None)
     assert other.read_text() == "of another setup"
+
+
+def test_only_steps_that_were_done_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database that a failed `createdb` has found is not dropped."""
+    told: list[str] = []
+
+    def fail() -> None:
+        raise BackupError("it exists")
+
+    steps = [setup.Step(name, partial(told.append, name)) for name in ("one", "two")]
+    steps = [one._replace(undo=partial(told.append, f"not {one.says}")) for one in steps]
+    steps.append(setup.Step("three", fail, partial(told.append, "not three")))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(BackupError):
+        setup._do(steps, [], None)
+    assert told == ["one", "two", "not two", "not one"]
 
 
 def test_the_settings_are_valid_toml() -> None:

@@ -143,8 +143,9 @@ def _do(steps: Sequence[Step], new: Sequence[Path], server: Path | None) -> None
     try:
         for number, step in enumerate(steps, 1):
             click.echo(f"--- {number}. {step.says.splitlines()[0]}")
-            done.append(step)
             step.do()
+            # A step that fails has made nothing: `createdb` fails where the database exists.
+            done.append(step)
     except BaseException as error:
         if isinstance(error.__cause__, FileExistsError):
             raise  # Another setup has made the settings, and makes the rest.
