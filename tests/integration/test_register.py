@@ -336,6 +336,18 @@ def test_a_query_may_end_with_a_comment(catalog: Connection, application: Applic
     assert "read, a: there is no such file" in check.listed_by_query(settings).warning
 
 
+def test_a_query_that_takes_too_long_needs_an_index(
+    catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign_query, "_STEP_MS", 200)
+    application.add("a")
+    for query in (QUERY, NO_KEY):
+        with pytest.raises(CatalogError, match="statement timeout") as caught:
+            settings = application.settings(f"{query}, pg_sleep(9)")
+            register_files(catalog, settings)
+        assert "let an index give the rows" in caught.value.hint
+
+
 def test_the_role_may_read_and_nothing_else(catalog: Connection, application: Application) -> None:
     application.owner.execute(
         "create function writes() returns text language plpgsql as $$ begin"
