@@ -282,7 +282,8 @@ def _restore_catalog(settings: RemoteConfig, choice: dict[str, Any]) -> None:
         click.echo(
             f"restored the catalog of {moment(found.dump.begun)} from {found.dump.name}, a dump of"
             f" {printable(f'the database {record.database} on {record.host}')}; what was copied"
-            f" since then is pending in it, and {next_step}"
+            f" since then is pending in it, and {next_step}; what is newer than"
+            f" the dump needs `{complete('ntt-backup-remote scan')}`"
         )
         user = printable(found.user)
         click.echo(f"everything in it belongs to {user} now, and no grants were restored")
