@@ -349,6 +349,15 @@ def test_a_link_to_what_is_missing_or_a_directory_replaces_nothing(to: Path) -> 
     assert files_of(to) == {"a": b"there before"}
 
 
+def test_a_link_that_takes_the_place_of_an_old_file_is_not_followed(
+    to: Path, outside: Path
+) -> None:
+    to.mkdir(exist_ok=True)
+    (to / "old").symlink_to(outside / "secret")
+    with closing(os.open(to, os.O_DIRECTORY)) as fd, pytest.raises(OSError, match="symbolic"):
+        open_old(Level("", fd), "old", os.O_RDWR)
+
+
 def test_landlock_permits_no_write_elsewhere(to: Path, outside: Path) -> None:
     to.mkdir()
     script = (
