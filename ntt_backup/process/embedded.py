@@ -268,8 +268,8 @@ def _forget_stale_pid(data: Path) -> None:
 
     After a power cut another program may have the process id; in a copy it is that of the original.
     """
-    with suppress(OSError, IndexError):
-        note = data / "postmaster.pid"
-        pid = note.read_text().split()[0]
-        if not Path("/proc", pid, "cwd").samefile(data):
-            note.unlink()
+    for note in (data / "postmaster.pid", data.parent / f"{_SOCKET}.lock"):
+        with suppress(OSError, IndexError):
+            pid = note.read_text().split()[0]
+            if not Path("/proc", pid, "cwd").samefile(data):
+                note.unlink()

@@ -114,15 +114,19 @@ def test_links_of_its_owner_lead_root_nowhere(
 
 
 def test_the_note_of_a_server_goes_where_another_program_has_its_process_id(tmp_path: Path) -> None:
-    note = tmp_path / "postmaster.pid"
+    data = tmp_path / "data"
+    data.mkdir()
+    notes = data / "postmaster.pid", tmp_path / ".s.PGSQL.5432.lock"
     (tmp_path / "postgres").symlink_to("/bin/sleep")
     # A server of another directory has the same name.
-    for cwd, stays in ((Path("/"), False), (tmp_path, True)):
+    for cwd, stays in ((Path("/"), False), (data, True)):
         argv = ["sleep", "60"]
         with subprocess.Popen(argv, executable=tmp_path / "postgres", cwd=cwd) as other:
-            note.write_text(f"{other.pid}\n/data\n")
-            embedded._forget_stale_pid(tmp_path)
+            for note in notes:
+                note.write_text(f"{other.pid}\n/data\n")
+            embedded._forget_stale_pid(data)
             other.kill()
-        assert note.exists() == stays
-    note.unlink()
-    embedded._forget_stale_pid(tmp_path)
+        assert [note.exists() for note in notes] == [stays] * 2
+    for note in notes:
+        note.unlink()
+    embedded._forget_stale_pid(data)
