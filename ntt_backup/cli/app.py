@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import click
 
@@ -26,6 +26,9 @@ from ntt_backup.cli.global_options import Common
 from ntt_backup.errors import BackupError, remember_global_options
 from ntt_backup.formatting import printable, render_error, use_iec
 from ntt_backup.model import DEFAULT_TARGET
+
+
+_BUFFER: Final = 1 << 16
 
 
 class _Program(LazyGroup):
@@ -136,11 +139,14 @@ def _prepare_streams() -> None:
             os.set_inheritable(nowhere, True)
             setattr(sys, name, os.fdopen(nowhere, mode))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        if isinstance(sys.stdout.buffer, io.RawIOBase):
-            # PYTHONUNBUFFERED: `main` could not tell a failed print from another OSError. What
-            # must be seen before the end is flushed anyway.
+        if isinstance(sys.stdout.buffer, io.RawIOBase | io.BufferedWriter):
+            # `main` tells a failed print from another OSError by what is left in the buffer, so
+            # there is one also with PYTHONUNBUFFERED, and it holds the longest help. What must be
+            # seen before the end is flushed anyway.
             encoding, terminal = sys.stdout.encoding, sys.stdout.isatty()
-            buffer = io.BufferedWriter(sys.stdout.detach())
+            under = sys.stdout.detach()
+            raw = under.detach() if isinstance(under, io.BufferedWriter) else under
+            buffer = io.BufferedWriter(raw, _BUFFER)
             sys.stdout = io.TextIOWrapper(buffer, encoding, line_buffering=terminal)
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it anyway
 
