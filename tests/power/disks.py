@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup.process.spawn import die_with_parent
+from tests.helpers.waiting import PATIENCE
 
 FILE_SYSTEMS: Final = ("ext4", "xfs", "btrfs")
 # Where kinds keep what they write: an empty directory on each new disk.
@@ -172,7 +173,7 @@ class LoggedDisk:
         """Take it away, once nobody uses it."""
         if self._daemon is not None:
             unmount(self.device.parent)
-            self._daemon.wait(60)
+            self._daemon.wait(PATIENCE)
             self._daemon = None
 
 

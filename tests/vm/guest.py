@@ -231,7 +231,7 @@ class Guest:
             self._server.kill()
         self._machine.kill()
         if self._server is not None:
-            self._server.wait(60)
+            self._server.wait(PATIENCE)
             self._server = None
 
     def shut_down(self) -> None:
@@ -290,7 +290,7 @@ class Guest:
 
     def _end(self) -> None:
         assert self._machine is not None
-        self._machine.wait(60)
+        self._machine.wait(PATIENCE)
         self._machine = None
         self._disk.stop()
 
