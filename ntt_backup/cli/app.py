@@ -27,7 +27,6 @@ from ntt_backup.errors import BackupError, remember_global_options
 from ntt_backup.formatting import printable, render_error, use_iec
 from ntt_backup.model import DEFAULT_TARGET
 
-
 _BUFFER: Final = 1 << 16
 
 

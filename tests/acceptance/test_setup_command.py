@@ -201,6 +201,27 @@ def test_only_steps_that_were_done_are_undone(monkeypatch: pytest.MonkeyPatch) -
     assert told == ["one", "two", "not two", "not one"]
 
 
+def test_a_step_is_not_interrupted_in_its_middle() -> None:
+    """Else nobody would know whether it has made something."""
+    told: list[str] = []
+
+    def make() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        told.append("made")
+
+    steps = [setup.Step("one", make, partial(told.append, "not made"))]
+    handlers = {
+        one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            setup._do(steps, [], None)
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    assert told == ["made", "not made"]
+
+
 def test_the_settings_are_valid_toml() -> None:
     values = {"catalog.url": "x", "files.a.paths": ['/a "b"\\', "/ü\U0001f600"], "run.workers": 3}
     step = setup._written(Path("/nowhere"), values, values)

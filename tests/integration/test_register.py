@@ -342,8 +342,8 @@ def test_a_query_that_takes_too_long_needs_an_index(
     monkeypatch.setattr(foreign_query, "_STEP_MS", 200)
     application.add("a")
     for query in (QUERY, NO_KEY):
+        settings = application.settings(f"{query}, pg_sleep(9)")
         with pytest.raises(CatalogError, match="statement timeout") as caught:
-            settings = application.settings(f"{query}, pg_sleep(9)")
             register_files(catalog, settings)
         assert "let an index give the rows" in caught.value.hint
 

@@ -51,6 +51,7 @@ _OURS: Final = (sys.executable, "-P", "-m", "ntt_backup")
 _SECONDS: Final = 60.0
 # So many files are looked at to say how many are young.
 _MOST_FILES: Final = 100_000
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _HEAD: Final = "# Made by `ntt-backup-remote setup`. docs/settings.md has all settings.\n"
 
 
@@ -59,7 +60,7 @@ class Step(NamedTuple):
 
     says: str
     do: Callable[[], None]
-    undo: Callable[[], None] = lambda: None
+    undo: Callable[[], None] | None = None
 
 
 @options.command()
@@ -143,13 +144,18 @@ def _do(steps: Sequence[Step], new: Sequence[Path], server: Path | None) -> None
     try:
         for number, step in enumerate(steps, 1):
             click.echo(f"--- {number}. {step.says.splitlines()[0]}")
-            step.do()
-            # A step that fails has made nothing: `createdb` fails where the database exists.
-            done.append(step)
+            # A step that has to be undone is not interrupted in its middle, nor its programs.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS if step.undo else ())
+            try:
+                step.do()
+                # A step that fails has made nothing: `createdb` fails where the database exists.
+                done.append(step)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
     except BaseException as error:
         if isinstance(error.__cause__, FileExistsError):
             raise  # Another setup has made the settings, and makes the rest.
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in _SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
         for one in new:
             with suppress(BackupError, OSError):  # The others are undone all the same.
@@ -159,9 +165,9 @@ def _do(steps: Sequence[Step], new: Sequence[Path], server: Path | None) -> None
                     one.rmdir()  # What somebody else has put there stays.
                 else:
                     one.unlink()
-        for step in reversed(done):
+        for undo in (step.undo for step in reversed(done) if step.undo):
             with suppress(BackupError, OSError):
-                step.undo()
+                undo()
         click.echo("--- undone: what setup has made is removed again", err=True)
         raise
 
