@@ -37,8 +37,8 @@ said before a fault. Each round of the campaign strikes one guest or both:
 
 Once the guests are up and a new blob has been copied, the model checks:
 
-- The unit is active, by itself, and was not restarted since the boot (only where the source had a
-  full disk, systemd may have restarted it).
+- The unit is active, by itself, and was not restarted since the boot. After a full disk systemd may
+  have restarted it: the daemon ends with status 6 where the remote has no room.
 - Every blob that was ever said to be copied, and every one that is marked, is on the remote byte
   for byte; nothing that had a final name is gone, unless the remote's power was cut before the
   receipt.

@@ -165,6 +165,7 @@ class Campaign:
         self._seed = seed
         self._say = say
         self._faults = faults
+        self._before = ""
         self._lying = lying
         self._lies_from = math.inf
         self._model = Model()
@@ -227,8 +228,9 @@ class Campaign:
         pair.await_progress()
         took = time.monotonic() - began
         self.tally.waits.setdefault(fault, []).append(took)
-        # A catalog without room may end the daemon, which systemd starts again.
-        restarts = fault == "full" and "source" in victims
+        # A full remote ends the daemon once nothing is in flight; then systemd starts it again.
+        restarts = "full" in (fault, self._before)
+        self._before = fault
         found = self.violations(source="source" in victims, restarts=restarts)
         if restarts:
             self.tally.restarts += int(pair.unit()["NRestarts"])
