@@ -81,7 +81,7 @@ def test_a_scan_that_cannot_read_a_directory_ends_with_7(env: Environment) -> No
     env.path(hidden).parent.chmod(0)
 
     done = env.run("scan", expect=7)
-    assert "1 stray: unreadable" in done.stdout
+    assert "1 stray, unreadable" in done.stdout
     assert {row[0] for row in env.query("select blobid from blobs")} == blobids - {hidden}
     env.path(hidden).parent.chmod(0o755)
     env.call("scan", expect=0)

@@ -206,7 +206,7 @@ def test_a_step_is_not_interrupted_in_its_middle() -> None:
     told: list[str] = []
 
     def make() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         told.append("made")
 
     steps = [setup.Step("one", make, partial(told.append, "not made"))]
