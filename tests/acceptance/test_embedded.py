@@ -111,6 +111,7 @@ def test_a_server_a_keeper_and_a_user_that_are_killed_leave_nothing(host: Host) 
         assert holder.stdout.readline() == b"\n"
         for pid in host.processes():
             kill(pid, signal.SIGKILL)
+        host.await_end()
         assert "0 of 0 blobs" in host.call("status")
         holder.kill()
     host.await_end()
