@@ -347,7 +347,6 @@ def test_files_that_are_written_in_place_are_not_failed(env: Environment) -> Non
     assert env.failures() == {}
 
 
-@pytest.mark.long
 def test_blobs_do_not_wait_for_one_that_is_still_being_written(env: Environment) -> None:
     env.write_config(source={"grace": "15min"}, run={"poll_interval": 0.1})
     late = noise(1000)

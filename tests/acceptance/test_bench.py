@@ -144,7 +144,6 @@ def test_strategies_of_a_bucket_compares_ways_out_and_back_and_leaves_it_empty(
     assert env.processes() == {}
 
 
-@pytest.mark.long
 def test_ctrl_c_ends_a_bench_of_a_bucket_and_leaves_it_empty(
     bucket_env: BucketEnvironment,
 ) -> None:

@@ -76,7 +76,6 @@ def test_all_that_is_copied_is_restored_and_production_is_not_touched(
     assert tree(env.remote.local) == remote
 
 
-@pytest.mark.long
 def test_an_extension_that_only_a_superuser_creates_is_created_before(
     backed_up: Environment, database_url: str
 ) -> None:

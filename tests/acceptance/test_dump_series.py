@@ -126,7 +126,6 @@ def test_a_series_goes_into_a_bucket_sealed_and_comes_back(
         assert rows_of(database_url) == rows
 
 
-@pytest.mark.long
 def test_a_whole_dump_is_made_where_the_last_one_is_not_at_hand(
     series: Environment, tmp_path: Path
 ) -> None:

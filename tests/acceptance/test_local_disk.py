@@ -240,7 +240,6 @@ def test_what_a_kind_cannot_do_is_one_clear_line(usb: Environment) -> None:
     assert f"run.strategy in {usb.config} is not for this target" in done.stderr
 
 
-@pytest.mark.long
 def test_batches_grow_where_no_size_is_set(usb: Environment) -> None:
     del usb.settings["run"]["batch_size"]
     usb.write_config(run={"workers": 1})

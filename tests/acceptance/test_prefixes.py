@@ -255,7 +255,6 @@ def test_a_watching_host_checks_its_part_and_no_other(env: Environment, hosts: H
     assert alpha.json("reconcile")["differences"]["copied-but-absent"] == 0
 
 
-@pytest.mark.long
 def test_packs_are_checked_by_the_host_that_has_their_smallest_blob(
     env: Environment, hosts: Hosts, tmp_path: Path
 ) -> None:

@@ -215,7 +215,6 @@ def test_nothing_is_adopted_without_the_content_in_the_store(env: Environment) -
     assert f"{right[0]} the store has no copy" in shown.stdout
 
 
-@pytest.mark.long
 def test_an_adoption_that_is_killed_has_marked_nothing_that_is_wrong(env: Environment) -> None:
     right, _ = laid_there(env, 3000)
     adoption = env.running("reconcile", "--adopt")

@@ -216,7 +216,6 @@ def by(env: Environment, user: str, commands: str) -> subprocess.CompletedProces
     )
 
 
-@pytest.mark.long
 def test_the_page_leads_three_roles_from_nothing_to_a_backup(owned: Environment) -> None:
     blobids = {owned.put_in_store(b"blob %d" % number) for number in range(5)}
     early = by(owned, "backup", "ntt-backup-remote init-db --notify")

@@ -44,7 +44,6 @@ def test_snapshots_beside_blobs_come_back_and_are_no_strays(
     assert found == {str(number): "content " * 1000 * number for number in range(3)}
 
 
-@pytest.mark.long
 def test_sealed_snapshots_are_taken_without_the_identity_and_restored_with_it(
     bucket_env: BucketEnvironment, tmp_path: Path
 ) -> None:
