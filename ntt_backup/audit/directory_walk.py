@@ -31,15 +31,15 @@ from typing import Final
 
 from ntt_backup.blobdir.descriptors import closing
 from ntt_backup.blobdir.layout import kind_of
-from ntt_backup.catalog import files_by_path
+from ntt_backup.catalog import origin_passes
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.files_by_path import (
+from ntt_backup.catalog.listed_files import shown_path
+from ntt_backup.catalog.origin_passes import (
     KnownDirectory,
     ListedDirectory,
     Pass,
     Registration,
     WalkedEntry,
-    shown_path,
 )
 from ntt_backup.config.sections import FilesSettings
 from ntt_backup.model import MOST_PATH_BYTES
@@ -117,7 +117,7 @@ def pass_over_directories(
         SourceError: The root of the store cannot be read.
     """
     wanted = walk.settings
-    current = files_by_path.begin_pass(
+    current = origin_passes.begin_pass(
         conn,
         walk.name,
         walk.definition,
@@ -129,13 +129,13 @@ def pass_over_directories(
         with Store(walk.root).tree() as tree:
             step = _Step(tree, walk, whole=current.whole)
             past = bytes.fromhex(current.key[1:]) if current.key else None
-            known = files_by_path.next_directories(
+            known = origin_passes.next_directories(
                 conn, walk.name, walk.roots, past, STEP_DIRECTORIES
             )
-            blocks = files_by_path.encode_entries(step.entries(known))
+            blocks = origin_passes.encode_entries(step.entries(known))
             listed = step.listed
             versions = wanted.on_change == "version"
-            after, found = files_by_path.register(
+            after, found = origin_passes.register(
                 conn, current, blocks, versions=versions, others=others, listed=listed
             )
             step.note_missing_disks()
@@ -143,7 +143,7 @@ def pass_over_directories(
             key = "/" + step.past.hex() if step.past is not None else current.key
             told = ": ".join(step.problems[-1]) if step.problems else current.problem
             after = replace(after, key=key, problem=told)
-            files_by_path.save_pass(conn, after)
+            origin_passes.save_pass(conn, after)
             return step, after, found
 
     more = True
@@ -154,7 +154,7 @@ def pass_over_directories(
         for path, why in step.problems:
             problem(path, why)
         on_step(replace(found, strays=step.strays, unreadable=step.unreadable))
-    return files_by_path.end_pass(conn, replace(current, key=""), walk.roots)
+    return origin_passes.end_pass(conn, replace(current, key=""), walk.roots)
 
 
 class _Step:

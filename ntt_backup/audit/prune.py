@@ -31,11 +31,11 @@ from ntt_backup.audit.proof import Hashing
 from ntt_backup.audit.register import QUERY
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.files_by_path import shown_path
 from ntt_backup.catalog.foreign_query import open_query
 from ntt_backup.catalog.history import lock_work
 from ntt_backup.catalog.identities import identified
 from ntt_backup.catalog.ledger import iter_packs, record_pack
+from ntt_backup.catalog.listed_files import shown_path
 from ntt_backup.catalog.pruning import Prunable, doubtful_origins
 from ntt_backup.catalog.stats import quick_totals
 from ntt_backup.config import Settings, application_name

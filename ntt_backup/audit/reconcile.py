@@ -38,9 +38,9 @@ from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.blobdir.walk import Stray, StrayKind
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.failures import failed_for
-from ntt_backup.catalog.files_by_path import listed_blobs
 from ntt_backup.catalog.identities import identified
 from ntt_backup.catalog.ledger import Ledger, forget_packs, iter_packs, record_checks, record_pack
+from ntt_backup.catalog.listed_files import listed_blobs
 from ntt_backup.catalog.pending import rows_about
 from ntt_backup.catalog.range_locks import RANGES, ranges_below
 from ntt_backup.catalog.selection import Row, rows_in

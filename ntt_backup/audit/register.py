@@ -16,10 +16,10 @@ from functools import partial
 from typing import Final
 
 from ntt_backup.audit.directory_walk import Problem, Walk, pass_over_directories
-from ntt_backup.catalog import files_by_path, foreign_query
+from ntt_backup.catalog import foreign_query, listed_files, origin_passes, range_locks, unread_files
 from ntt_backup.catalog.connection import Connection, connect
-from ntt_backup.catalog.files_by_path import Pass, Registration
 from ntt_backup.catalog.foreign_query import OpenQuery, open_query
+from ntt_backup.catalog.origin_passes import Pass, Registration
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, StoreConfig, application_name
 from ntt_backup.config.sections import CatalogFromSettings
@@ -36,6 +36,7 @@ from ntt_backup.source.store import Store
 
 # The name of the query among the origins, which no table [files.NAME] can have.
 QUERY: Final = ""
+_DOING: Final = "registering files"
 # How long a process waits for notifications before another one takes its place.
 _STAY_SECONDS: Final = 3600.0
 # From one try to the next while another process registers files.
@@ -72,8 +73,8 @@ def register_due(
     with ExitStack() as stack:
         conn = stack.enter_context(connect(settings.catalog.url, application_name("files")))
         verify_schema(conn, settings.target, "files by path")
-        files_by_path.send_returned(conn, settings.target)
-        watching = files_by_path.take_turns(conn, lock=files_by_path.WATCHING)
+        unread_files.send_returned(conn, settings.target)
+        watching = range_locks.take_turns(conn, _DOING, origin_passes.WATCHING)
         if stays and not stack.enter_context(watching):
             return soonest
         due = _due(conn, settings)[0] if stays else list(settings.origins)
@@ -89,7 +90,7 @@ def register_due(
                 register_files(conn, settings, due, on_progress=on_progress)
             except LockHeld:
                 return min(soonest, _BUSY_SECONDS)
-            if (found := files_by_path.problems(conn, settings.files)) and found != told:
+            if (found := origin_passes.problems(conn, settings.files)) and found != told:
                 on_error(_unreadable(found))
             told = found
             due, wait_s = _due(conn, settings)
@@ -98,12 +99,12 @@ def register_due(
                 return 0.0 if listening else wait_s
             if not due and listening.wait(min(wait_s, left_s)):
                 due = [QUERY]
-            files_by_path.send_returned(conn, settings.target)
+            unread_files.send_returned(conn, settings.target)
 
 
 def _due(conn: Connection, settings: StoreConfig) -> tuple[list[str], float]:
     """Returns the origins that are due, and the seconds until the next one is."""
-    ages = files_by_path.ages_of_passes(conn)
+    ages = origin_passes.ages_of_passes(conn)
     waits = {
         name: every - ages[name] if name in ages else 0.0
         for name, every in settings.origins.items()
@@ -154,15 +155,15 @@ def register_files(
     def add(found: Registration) -> None:
         nonlocal total, at
         if found.back:
-            files_by_path.send_returned(conn, settings.target)
+            unread_files.send_returned(conn, settings.target)
         if found.registered or found.back:
-            files_by_path.wake_workers(conn)
+            range_locks.wake_workers(conn)
         before, at = at, time.monotonic()
         found = replace(found, duration_s=at - before)
         total += found
         on_progress(found)
 
-    with files_by_path.take_turns(conn) as ours:
+    with range_locks.take_turns(conn, _DOING, origin_passes.REGISTERING) as ours:
         if not ours:
             raise LockHeld(
                 "another process registers the files of this catalog",
@@ -197,7 +198,7 @@ def register_files(
 def open_store(settings: CatalogConfig, conn: Connection) -> Store:
     """Returns the store of the settings, which finds the paths of blobs in the catalog."""
     assert settings.source is not None  # Who reads the store has settings with one.
-    paths = Paths(partial(files_by_path.places_of, conn)) if settings.by_path else None
+    paths = Paths(partial(listed_files.places_of, conn)) if settings.by_path else None
     return Store.of(settings.source, paths=paths)
 
 
@@ -211,7 +212,7 @@ def _pass_over_query(
     on_step: Callable[[Registration], None],
 ) -> int:
     """Registers the rows of a query. Returns how many files it no longer lists."""
-    current = files_by_path.begin_pass(
+    current = origin_passes.begin_pass(
         conn,
         QUERY,
         query.definition,
@@ -223,7 +224,7 @@ def _pass_over_query(
         return 0
 
     def write(before: Pass) -> tuple[Pass, Registration, bool]:
-        after, found = files_by_path.register(
+        after, found = origin_passes.register(
             conn,
             before,
             query.rows_from(before.key),
@@ -237,7 +238,7 @@ def _pass_over_query(
                 detail=str(before.key),
                 hint="let its column key grow from row to row, as an id does, or leave it out",
             )
-        files_by_path.save_pass(conn, after)
+        origin_passes.save_pass(conn, after)
         return after, found, more
 
     more = True
@@ -246,7 +247,7 @@ def _pass_over_query(
         current, found, more = conn.in_transaction("register files", one)
         on_step(found)
     nothing = current.whole and current.key is None and not found.rows
-    if nothing and files_by_path.has_files(conn, QUERY):
+    if nothing and origin_passes.has_files(conn, QUERY):
         raise CatalogRefused(
             "the query of catalog.from gives no row any more",
             detail="no file counts as gone by that",
@@ -258,4 +259,4 @@ def _pass_over_query(
             "a row of the query of catalog.from has no key, and may never be registered",
             hint="give each row a key, or leave the column out",
         )
-    return files_by_path.end_pass(conn, current)
+    return origin_passes.end_pass(conn, current)

@@ -5,7 +5,8 @@ may come back), a `CatalogRefused` (someone must act) or a `ConfigError` (the co
 
 It has three rooms above `connection` and `pending`, which all of them use:
 
-- what a run uses, claims and ledger: `range_locks`, `ledger`
+- what a run uses, claims and ledger: `range_locks`, `ledger`; for files that go by their paths
+  `foreign_query`, `origin_passes`, `unread_files`, `listed_files`
 - questions, which change nothing but notes: `failures`, `selection`, `stats`, `history`
 - what an administrator uses, `init-db` and restores: `privileges`, `schema_check`, `schema`,
   `restore_role`

@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 from psycopg import sql
 
 from ntt_backup.catalog.connection import Connection, configure, translated
-from ntt_backup.catalog.files_by_path import wake_workers
 from ntt_backup.catalog.ledger import forget_packs
 from ntt_backup.catalog.pending import columns
+from ntt_backup.catalog.range_locks import wake_workers
 from ntt_backup.catalog.statements import fragment
 
 _PATHS: Final = 5

@@ -36,7 +36,8 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, zip_longest
@@ -52,6 +53,7 @@ from ntt_backup.catalog.pending import (
     walk_indexes,
 )
 from ntt_backup.catalog.statements import fragment, statement
+from ntt_backup.errors import CatalogError
 from ntt_backup.model import ALL_BLOBS, Blob, BlobRange, Part
 
 # All hosts that share a catalog must agree on these, since a range's index is its advisory lock.
@@ -153,6 +155,33 @@ def lock_class(name: str) -> int:
     """
     digest = hashlib.blake2b(f"ntt_backup:{name}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big", signed=True)
+
+
+@contextmanager
+def take_turns(conn: Connection, doing: str, lock: Mapping[str, object]) -> Iterator[bool]:
+    """Takes a turn that one session of the catalog has at a time, and gives it back at the end.
+
+    Args:
+        conn: The catalog.
+        doing: What is done in the turn, for errors.
+        lock: The advisory lock that stands for the turn.
+
+    Yields:
+        Whether this session has the turn.
+    """
+    doing = f"take turns in {doing}"
+    ((taken,),) = conn.ask(doing, "try_lock", **lock)
+    try:
+        yield taken
+    finally:
+        if taken and not conn.closed:
+            with suppress(CatalogError):  # A broken session has no turn any more.
+                conn.ask(doing, "unlock", **lock)
+
+
+def wake_workers(conn: Connection) -> None:
+    """Wakes the daemons that wait for new blobs."""
+    conn.ask("wake the daemons", "wake_workers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from typing import Final
 
 from ntt_backup.catalog import (
     connection,
-    files_by_path,
     history,
     identities,
+    listed_files,
     privileges,
     proofs,
     selection,
@@ -157,7 +157,7 @@ class Preflight:
 
     def _look_up_paths(self, blobids: Sequence[str]) -> Mapping[str, Sequence[bytes]]:
         assert self._catalog is not None  # The blobs come from there.
-        return files_by_path.places_of(self._catalog, blobids)
+        return listed_files.places_of(self._catalog, blobids)
 
     def close(self) -> None:
         if self._catalog is not None:

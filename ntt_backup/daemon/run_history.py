@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 from uuid import UUID
 
-from ntt_backup.catalog import connection, files_by_path, history, stats
+from ntt_backup.catalog import connection, history, stats, unread_files
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.config import Settings, application_name
 from ntt_backup.daemon.progress import RunProgress, RunState
@@ -94,7 +94,7 @@ class RunHistory:
         """Returns whether there is, or may be, anything to send. Raises CatalogError."""
         conn = self._open()
         claims = Claims(conn, self._settings.target, self._settings.part.prefixes)
-        unread = files_by_path.UnreadFiles(conn, self._settings.target)
+        unread = unread_files.UnreadFiles(conn, self._settings.target)
         return (self._settings.by_path and unread.any_left()) or claims.any_pending() is not False
 
     def count_pending(self, progress: RunProgress, now: float) -> None:
@@ -163,7 +163,7 @@ class RunHistory:
         if not (self._started and self._settings.by_path):
             return 0
         target = self._settings.target
-        return self._try(lambda conn: files_by_path.UnreadFiles(conn, target).count_young()) or 0
+        return self._try(lambda conn: unread_files.UnreadFiles(conn, target).count_young()) or 0
 
     def end(self, state: RunState, outcome: str, exit_code: int, reason: str) -> None:
         """Writes how the run ended, by `RunState.outcome`, and closes the connection.

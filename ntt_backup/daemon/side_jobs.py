@@ -407,7 +407,7 @@ class FilesJob(SideJob):
 
     def work(self, patient: bool) -> JobOver:
         from ntt_backup.audit.register import register_due
-        from ntt_backup.catalog.files_by_path import Registration
+        from ntt_backup.catalog.origin_passes import Registration
 
         new, failed = Registration(), False
 

@@ -40,9 +40,9 @@ from typing import Final
 
 from ntt_backup import events, rollback_detection
 from ntt_backup.catalog import connection, history, privileges, selection
-from ntt_backup.catalog.files_by_path import listed_files
 from ntt_backup.catalog.history import DatabaseState
 from ntt_backup.catalog.identities import identified
+from ntt_backup.catalog.listed_files import listed_files
 from ntt_backup.client.remote_errors import explain_gone
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.signing_key import SigningKeys

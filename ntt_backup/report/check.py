@@ -20,9 +20,9 @@ from typing import Final
 from ntt_backup import __version__, rollback_detection
 from ntt_backup.audit.object_locks import known_lock, look_at_lock
 from ntt_backup.catalog import connection, history, ledger, selection
-from ntt_backup.catalog.files_by_path import shown_path
 from ntt_backup.catalog.foreign_query import open_query
 from ntt_backup.catalog.history import CheckRun, noted_dumps
+from ntt_backup.catalog.listed_files import shown_path
 from ntt_backup.client.bootstrap import Banner
 from ntt_backup.client.receiver_connection import ReceiverConnection
 from ntt_backup.client.session_spec import SessionSpec

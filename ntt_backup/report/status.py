@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup.audit.object_locks import TargetLock
-from ntt_backup.catalog.files_by_path import Files
 from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.identities import Place
+from ntt_backup.catalog.listed_files import Files
 from ntt_backup.catalog.proofs import COPY_STATES, Kind, ProofCount, Unproved
 from ntt_backup.catalog.range_locks import range_name
 from ntt_backup.catalog.stats import Totals

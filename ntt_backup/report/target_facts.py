@@ -20,9 +20,9 @@ from typing import Any, Final, Self, TypeVar, cast
 from ntt_backup.audit.object_locks import TargetLock, known_lock
 from ntt_backup.catalog import (
     connection,
-    files_by_path,
     history,
     identities,
+    listed_files,
     proofs,
     range_locks,
     stats,
@@ -90,7 +90,7 @@ class TargetFacts:
     contact: proofs.Contact | None = None
     unproved: proofs.Unproved | None = None
     count: proofs.ProofCount | None = None
-    files: files_by_path.Files | None = None
+    files: listed_files.Files | None = None
     runs: Sequence[history.Run] = ()
     others: Sequence[tuple[Part, str]] = ()
     dumps: Sequence[history.DumpRun] = ()
@@ -141,7 +141,7 @@ class TargetFacts:
         self.unproved = proofs.unproved(conn, target, self.contact, exact=exact)
         self.count = proofs.kept_count(conn, self.settings.targets, self.settings.policy.proved)
         if self.settings.by_path:
-            self.files = files_by_path.count_files(conn)
+            self.files = listed_files.count_files(conn)
         self.holders = range_locks.holders(conn, target)
         if remote is not None and remote.packs:
             self.stored = stats.stored_objects(conn, target, LARGE_BLOB, exact=exact)
@@ -255,9 +255,7 @@ class FactsReader:
                 lambda: proofs.unproved(conn, target, contact), None, "unproved", _SLOW_SECONDS
             )
         if found.settings.by_path:
-            found.files = part(
-                lambda: files_by_path.count_files(conn), None, "files", _SOON_SECONDS
-            )
+            found.files = part(lambda: listed_files.count_files(conn), None, "files", _SOON_SECONDS)
         found.others = part(lambda: history.parts_of_others(conn, target), [])
         if self._page:
             found.runs = part(lambda: history.recent_runs(conn, target, _RUNS), [])

@@ -31,7 +31,7 @@ from ntt_backup.blobdir.descriptors import FILE, NEW, rename_new
 from ntt_backup.blobdir.descriptors import closing as closing_fd
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.files_by_path import listed_files
+from ntt_backup.catalog.listed_files import listed_files
 from ntt_backup.dump.places_file import PlacesFile, PlacesWriter, read_places
 from ntt_backup.errors import ConfigError
 from ntt_backup.formatting import printable

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ntt_backup.catalog.connection import connect, end_when_idle, show_life
-from ntt_backup.catalog.files_by_path import UnreadFiles, places_of
 from ntt_backup.catalog.identities import known_identity
 from ntt_backup.catalog.latest_server import LATEST
 from ntt_backup.catalog.ledger import Ledger
+from ntt_backup.catalog.listed_files import places_of
 from ntt_backup.catalog.range_locks import Claims
+from ntt_backup.catalog.unread_files import UnreadFiles
 from ntt_backup.model import Blob
 
 # A stopped host still answers the server's keepalives: only statements show that a session lives.

@@ -11,13 +11,8 @@ import time
 from typing import Final, Literal
 
 from ntt_backup import events
-from ntt_backup.catalog.files_by_path import (
-    ReadFile,
-    Unread,
-    UnreadableFile,
-    UnreadFiles,
-    shown_path,
-)
+from ntt_backup.catalog.listed_files import shown_path
+from ntt_backup.catalog.unread_files import ReadFile, Unread, UnreadableFile, UnreadFiles
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import SourceError, StoreSuspect
 from ntt_backup.formatting import many

@@ -32,7 +32,7 @@ from blake3 import blake3
 
 from ntt_backup.audit.register import register_files
 from ntt_backup.catalog.connection import connect
-from ntt_backup.catalog.files_by_path import Registration
+from ntt_backup.catalog.origin_passes import Registration
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.config import StoreConfig
 from ntt_backup.demo.postgres import Postgres

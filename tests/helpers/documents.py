@@ -20,9 +20,9 @@ import ntt_backup.daemon.events
 import ntt_backup.dump.events
 import ntt_backup.snapshot.events  # noqa: F401 - their classes are events, too
 from ntt_backup.audit.object_locks import TargetLock
-from ntt_backup.catalog.files_by_path import Files
 from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.identities import Place
+from ntt_backup.catalog.listed_files import Files
 from ntt_backup.catalog.proofs import COPY_STATES, Unproved
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.daemon.control_socket import DaemonReport

@@ -11,9 +11,9 @@ import pytest
 
 from ntt_backup.audit import directory_walk
 from ntt_backup.audit.register import register_due, register_files
-from ntt_backup.catalog import files_by_path
+from ntt_backup.catalog import origin_passes, unread_files
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.files_by_path import Registration
+from ntt_backup.catalog.origin_passes import Registration
 from ntt_backup.config import StoreConfig
 from ntt_backup.errors import CatalogError
 from ntt_backup.model import MOST_PATH_BYTES, Blob
@@ -56,19 +56,19 @@ def on_disk(root: Path) -> set[bytes]:
 
 
 def read_all(catalog: Connection, root: Path) -> None:
-    unread = files_by_path.UnreadFiles(catalog, "remote")
+    unread = unread_files.UnreadFiles(catalog, "remote")
     found = []
     for one in unread.next(1000):
         status = (root / os.fsdecode(one.path)).stat()
         blob = Blob(f"{one.id:064x}", status.st_size)
-        found.append(files_by_path.ReadFile(one.id, blob, status.st_mtime_ns, 0o644))
+        found.append(unread_files.ReadFile(one.id, blob, status.st_mtime_ns, 0o644))
     unread.record(found, [])
 
 
 def problems(catalog: Connection, wanted: StoreConfig) -> tuple[Registration, dict[str, str]]:
     said: dict[str, str] = {}
     done = register_files(catalog, wanted, problem=said.__setitem__)
-    noted = files_by_path.problems(catalog, ["images"])
+    noted = origin_passes.problems(catalog, ["images"])
     assert bool(noted) == bool(said) == bool(done.unreadable)
     return done, said
 

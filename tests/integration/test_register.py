@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.audit import register
 from ntt_backup.audit.register import register_due, register_files
-from ntt_backup.catalog import files_by_path, foreign_query
+from ntt_backup.catalog import foreign_query, listed_files, origin_passes, range_locks, unread_files
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.pending import walk_indexes
 from ntt_backup.catalog.schema import init_db, make_plan
@@ -177,7 +177,7 @@ def test_a_pass_goes_on_where_it_was_interrupted(
     class Interrupted(Exception):
         pass
 
-    def interrupt(_: files_by_path.Registration) -> None:
+    def interrupt(_: origin_passes.Registration) -> None:
         raise Interrupted
 
     for _ in range(2):
@@ -212,9 +212,9 @@ def test_a_file_that_was_changed_is_reported_or_gets_a_new_version(
 ) -> None:
     application.add("a", "b", sum="00")
     register_files(catalog, application.settings(on_change=on_change))
-    unread = files_by_path.UnreadFiles(catalog, "remote")
+    unread = unread_files.UnreadFiles(catalog, "remote")
     read = [
-        files_by_path.ReadFile(one.id, blob_number(nth), 0, 0o644)
+        unread_files.ReadFile(one.id, blob_number(nth), 0, 0o644)
         for nth, one in enumerate(unread.next(10))
     ]
     unread.record(read, [])
@@ -387,10 +387,8 @@ def test_many_rows_with_one_key_are_refused(
 
 
 def read_all(catalog: Connection) -> None:
-    unread = files_by_path.UnreadFiles(catalog, "remote")
-    found = [
-        files_by_path.ReadFile(one.id, blob_number(one.id), 0, 0o644) for one in unread.next(9)
-    ]
+    unread = unread_files.UnreadFiles(catalog, "remote")
+    found = [unread_files.ReadFile(one.id, blob_number(one.id), 0, 0o644) for one in unread.next(9)]
     unread.record(found, [])
 
 
@@ -468,7 +466,7 @@ def test_a_clock_that_is_set_back_takes_nothing_for_gone(
     assert (found.gone, len(paths(catalog))) == (0, 20)
     # Nor does a file wait that was to wait for a moment.
     catalog.execute("update ntt_backup.places set wait_until = now() + interval '1 year'")
-    unread = files_by_path.UnreadFiles(catalog, "remote")
+    unread = unread_files.UnreadFiles(catalog, "remote")
     assert (unread.any_left(), len(unread.next(100))) == (True, 20)
 
 
@@ -514,7 +512,7 @@ def test_a_daemon_that_waits_for_notifications_sends_what_others_saw_come_back(
         catalog.execute(
             "insert into ntt_backup.failures (target, blobid, reason, detail)"
             " select 'remote', blobid, 'pruned', %s from blobs",
-            (files_by_path._RETURNED,),
+            (unread_files.RETURNED,),
         )
         return False
 
@@ -528,7 +526,7 @@ def test_a_daemon_that_meets_another_command_tries_again_soon(
     catalog: Connection, application: Application, daemon: StoreConfig
 ) -> None:
     application.add("a")
-    with files_by_path.take_turns(catalog) as ours:
+    with range_locks.take_turns(catalog, "registering files", origin_passes.REGISTERING) as ours:
         assert ours
         assert 0 < register_due(daemon, lambda _: None, stays=True) <= 60
     assert paths(catalog) == set()
@@ -569,7 +567,7 @@ def test_a_role_of_one_target_leaves_files_that_come_back_to_the_daemons_of_othe
         return [one for (one,) in rows(catalog, query)]
 
     assert (pending("remote"), pending("other")) == ([blobid], [])
-    files_by_path.send_returned(catalog, "other")
+    unread_files.send_returned(catalog, "other")
     assert (pending("remote"), pending("other")) == ([blobid], [blobid])
     left = rows(catalog, "select target from ntt_backup.failures order by target")
     assert left == [("other",), ("remote",)]
@@ -586,7 +584,7 @@ def test_files_that_are_read_again_and_new_ones_come_at_once(
 
     def requeue() -> None:
         with connect(catalog_url, "requeue") as conn:
-            files_by_path.requeue_files(conn)
+            unread_files.requeue_files(conn)
 
     def waits() -> bool:
         with connect(catalog_url, "look") as conn:
@@ -596,8 +594,8 @@ def test_files_that_are_read_again_and_new_ones_come_at_once(
     listed = application.settings().catalog.from_
     assert listed is not None
     with foreign_query.open_query(listed, "test") as opened, catalog.transaction():
-        current = files_by_path.Pass("", opened.definition)
-        files_by_path.register(catalog, current, opened.rows_from(None), versions=False)
+        current = origin_passes.Pass("", opened.definition)
+        origin_passes.register(catalog, current, opened.rows_from(None), versions=False)
         other.start()
         wait_until(waits, "the other session to wait")
     other.join()
@@ -611,17 +609,17 @@ def test_a_few_files_are_looked_up_before_the_server_knows_the_table(catalog: Co
     names = [f"{n:064}" for n in range(1, some + 1)]
     expected = {name: [b"%d" % int(name)] for name in names}
     before = rows_read(catalog)
-    assert files_by_path.places_of(catalog, names) == expected
+    assert listed_files.places_of(catalog, names) == expected
     # From here on as a worker, which walks indexes.
     walk_indexes(catalog)
-    assert files_by_path.places_of(catalog, names) == expected
-    unread = files_by_path.UnreadFiles(catalog, "remote")
+    assert listed_files.places_of(catalog, names) == expected
+    unread = unread_files.UnreadFiles(catalog, "remote")
     first, *others = unread.next(some)
     read = [
-        files_by_path.ReadFile(one.id, Blob(f"{one.id:064}", 1), mtime_ns=0, mode=0)
+        unread_files.ReadFile(one.id, Blob(f"{one.id:064}", 1), mtime_ns=0, mode=0)
         for one in others
     ]
-    unread.record(read, [files_by_path.UnreadableFile(first.id, "missing", "it is gone")])
+    unread.record(read, [unread_files.UnreadableFile(first.id, "missing", "it is gone")])
     assert unread.next(1)[0].id == many // 2 + some + 1
     assert rows_read(catalog) - before < 10 * some
 
@@ -635,9 +633,9 @@ def test_a_few_rows_are_looked_up_before_the_server_knows_the_table(
     assert listed is not None
     before = rows_read(catalog)
     with foreign_query.open_query(listed, "test") as opened, catalog.transaction():
-        current = files_by_path.Pass("", opened.definition)
+        current = origin_passes.Pass("", opened.definition)
         rows = opened.rows_from(None)
-        _, done = files_by_path.register(catalog, current, rows, versions=False)
+        _, done = origin_passes.register(catalog, current, rows, versions=False)
     assert (done.rows, done.registered) == (400, 199)
     assert rows_read(catalog) - before < 10 * 400
 

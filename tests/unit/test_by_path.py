@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.catalog.files_by_path import Unread
+from ntt_backup.catalog.unread_files import Unread
 from ntt_backup.config import RunSettings
 from ntt_backup.model import FileReason
 from ntt_backup.source import by_path

@@ -20,9 +20,9 @@ from uuid import UUID
 import pytest
 
 from ntt_backup.catalog.failures import FailedBlob
-from ntt_backup.catalog.files_by_path import Files
 from ntt_backup.catalog.history import CheckRun, DumpRun, Hour
 from ntt_backup.catalog.identities import Place
+from ntt_backup.catalog.listed_files import Files
 from ntt_backup.catalog.proofs import Contact, Kind, ProofCount, Unproved
 from ntt_backup.catalog.stats import Proved
 from ntt_backup.config import CatalogConfig

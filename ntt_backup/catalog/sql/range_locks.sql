@@ -123,3 +123,7 @@ where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
     and l.database = (select oid from pg_database where datname = current_database())
     and l.classid::bigint = %(class)s::bigint & 4294967295 and l.mode = 'ExclusiveLock'
 order by l.objid::int;
+
+-- name: wake_workers
+-- Wakes the daemons that wait for new blobs.
+notify ntt_backup_blobs;

@@ -26,15 +26,15 @@ from ntt_backup.catalog.failures import (
     iter_failed,
     ledger_of,
 )
-from ntt_backup.catalog.files_by_path import (
+from ntt_backup.catalog.history import parts_of_others, require_no_prune
+from ntt_backup.catalog.listed_files import (
     FileAtPath,
     file_at,
     iter_failed_files,
     places_of,
-    requeue_files,
     shown_path,
 )
-from ntt_backup.catalog.history import parts_of_others, require_no_prune
+from ntt_backup.catalog.unread_files import requeue_files
 from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, open_catalog
 from ntt_backup.cli.options import IDENTITY, JSON, JSON_LINES, TIME, flag, value

@@ -17,8 +17,8 @@ from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, verify_store
 from ntt_backup.audit.verify_packs import verify_packs
 from ntt_backup.blobdir.walk import Stray
-from ntt_backup.catalog.files_by_path import Registration
 from ntt_backup.catalog.history import require_no_prune
+from ntt_backup.catalog.origin_passes import Registration
 from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, NamedFile, open_catalog, writing
 from ntt_backup.cli.options import IDENTITY, JSON, PART, PATH, RESULT, SIZE, TIME, flag, value

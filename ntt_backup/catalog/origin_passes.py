@@ -1,9 +1,8 @@
-"""Files that go by their paths have places in the catalog, which are registered and read.
+"""Passes over origins register the files that go by their paths.
 
 If the names of files are no hashes, the catalog has a place for each file (the table
 `ntt_backup.places`). A pass over an origin (the query of another database, or a walk) registers the
-files that the origin lists. A worker that has nothing to send reads registered files for the first
-time. From then on a file is a blob like any other, and its place says where it lies.
+files that the origin lists. A worker reads each of them later, see `unread_files`.
 
 A pass proceeds in steps of one transaction each, and continues where it was interrupted. A pass
 that sees all rows also finds the files that are gone. A query with a column `key`, which grows from
@@ -19,30 +18,19 @@ does not have.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import datetime, timedelta
 from operator import add
 from typing import Final, NamedTuple
 
-from psycopg import sql
-
-from ntt_backup.catalog import ledger
-from ntt_backup.catalog.connection import Connection, configure, translated
+from ntt_backup.catalog.connection import Connection, configure
 from ntt_backup.catalog.range_locks import lock_class
-from ntt_backup.catalog.statements import fragment, statement
-from ntt_backup.errors import CatalogError
-from ntt_backup.formatting import printable
-from ntt_backup.model import Blob, ListedFile, Reason
+from ntt_backup.catalog.statements import statement
+from ntt_backup.catalog.unread_files import NUMBERING, bigint, note_returned
 
 # A row may become visible so long after it has got its key: that long its transaction lasted.
 _LATE: Final = timedelta(hours=1)
-# What is counted at most, and how many rows are read at once.
-_COUNTED: Final = 100_000
-_PAGE: Final = 2000
-_QUERY_SECONDS: Final = 600
-_TRIES: Final = 3
 # No name of a file is as long.
 _LAST_PATH: Final = b"\xff" * 4097
 # A binary COPY begins and ends with these, and is sent in blocks.
@@ -50,15 +38,10 @@ _COPY_BEGINS: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_ENDS: Final = b"\xff\xff"
 _BLOCK: Final = 256 * 1024
 _NULL: Final = b"\xff\xff\xff\xff"
-_MOST_NS: Final = (1 << 63) - 1
-# No target's name has a slash.
-_READING: Final = {"class": lock_class("places/"), "key": 0}
-_NUMBERING: Final = {"class": lock_class("places/"), "key": 1}
-_REGISTERING: Final = {"class": lock_class("origins/"), "key": 0}
+# Of the one session that registers files.
+REGISTERING: Final = {"class": lock_class("origins/"), "key": 0}
 # Of the one daemon that registers files when they are due, and may be notified of new ones.
 WATCHING: Final = {"class": lock_class("origins/"), "key": 1}
-# Of a blob that `prune` has removed: a run for that target alone may write its columns.
-_RETURNED: Final = "a file of this content came back; a run for this target sends it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,70 +145,9 @@ class ListedDirectory(NamedTuple):
     missed: bool = False
 
 
-class Unread(NamedTuple):
-    """A file that was never read.
-
-    Attributes:
-        id: The key of its place.
-        path: Its path below the root of the store.
-        size: Its size in bytes, as its origin says.
-        checksum: Its checksum, as its origin says.
-    """
-
-    id: int
-    path: bytes
-    size: int | None
-    checksum: str | None
-
-
-class ReadFile(NamedTuple):
-    """A file that was read for the first time: the key of its place, its blob and attributes."""
-
-    id: int
-    blob: Blob
-    mtime_ns: int
-    mode: int
-
-
-class UnreadableFile(NamedTuple):
-    """A file that could not be read. wait_s: the seconds until it is tried again; None: failed."""
-
-    id: int
-    reason: str
-    detail: str
-    wait_s: float | None = None
-
-
-@contextmanager
-def take_turns(
-    conn: Connection, doing: str = "registering", lock: Mapping[str, object] = _REGISTERING
-) -> Iterator[bool]:
-    """Takes a turn that one session of the catalog has at a time, and gives it back at the end.
-
-    Args:
-        conn: The catalog.
-        doing: What is done with files, for errors.
-        lock: The advisory lock that stands for the turn.
-
-    Yields:
-        Whether this session has the turn.
-    """
-    doing = f"take turns in {doing} files"
-    ((taken,),) = conn.ask(doing, "try_turn", **lock)
-    try:
-        yield taken
-    finally:
-        if taken and not conn.closed:
-            with suppress(CatalogError):  # A broken session has no turn any more.
-                conn.ask(doing, "end_turn", **lock)
-
-
 def ages_of_passes(conn: Connection) -> dict[str, float]:
     """Returns how many seconds ago the last pass over each origin ended, if none is under way."""
     return dict(conn.ask("look for files that are due", "ages_of_passes"))
-
-
-# --- passes ---------------------------------------------------------------------------------------
 
 
 def begin_pass(
@@ -319,11 +241,11 @@ def register(
     # Of all places a step needs few: each is looked up.
     for way in ("enable_hashjoin", "enable_mergejoin"):
         configure(conn, way, "off", local=True)
-    conn.rows("number_places", _NUMBERING)
+    conn.rows("number_places", NUMBERING)
     conn.rows("match_staged", {"others": list(others)})
     returned = conn.rows("come_back", origin)
     if blobids := [blobid for (blobid,) in returned if blobid is not None]:
-        _note_returned(conn, blobids)
+        note_returned(conn, blobids)
     conn.rows("unchanged_again")
     conn.rows("correct_unread")
     conn.rows("note_checksums")
@@ -345,18 +267,13 @@ def encode_entries(entries: Iterable[WalkedEntry]) -> Iterator[bytes]:
         block += struct.pack(">hi", 6, len(path)) + path
         if parent is None:
             block += struct.pack(">iq", 8, size) + 3 * _NULL
-            block += struct.pack(">iq", 8, _bigint(mtime_ns))
+            block += struct.pack(">iq", 8, bigint(mtime_ns))
         else:
             block += struct.pack(">iq", 8, parent) + 2 * _NULL + struct.pack(">iq", 8, -1) + _NULL
         if len(block) > _BLOCK:
             yield bytes(block)
             block.clear()
     yield bytes(block + _COPY_ENDS)
-
-
-def _bigint(time_ns: int | None) -> int | None:
-    """Returns a time as the catalog can have it: some file systems take any that somebody sets."""
-    return None if time_ns is None else max(-_MOST_NS, min(time_ns, _MOST_NS))
 
 
 def _compare_listed(conn: Connection, origin: str, listed: list[ListedDirectory]) -> int:
@@ -379,8 +296,8 @@ def _compare_listed(conn: Connection, origin: str, listed: list[ListedDirectory]
     values = {
         "origin": origin,
         "paths": [one.path for one in known],
-        "mtimes": [_bigint(one.mtime_ns) for one in known],
-        "ctimes": [_bigint(one.ctime_ns) for one in known],
+        "mtimes": [bigint(one.mtime_ns) for one in known],
+        "ctimes": [bigint(one.ctime_ns) for one in known],
         "mounted": [one.mounted for one in known],
     }
     conn.rows("save_directories", values)
@@ -466,256 +383,3 @@ def end_pass(conn: Connection, current: Pass, roots: Sequence[bytes] | None = No
         return int(gone)
 
     return conn.in_transaction("end the registering of files", end)
-
-
-# --- files that are read for the first time -------------------------------------------------------
-
-
-class UnreadFiles:
-    """The files that were never read. One session at a time reads some of them.
-
-    Every method raises CatalogError.
-
-    Args:
-        conn: The catalog.
-        target: The target that the run sends blobs to.
-    """
-
-    def __init__(self, conn: Connection, target: str) -> None:
-        self._conn, self._target = conn, target
-        self._parts = {name: fragment(name) for name in ("unread", "due")}
-        # Behind the last place that was handed out: those before it left dead entries in the index.
-        self._past = 0
-
-    def turn(self) -> AbstractContextManager[bool]:
-        """Takes the turn of reading files, see `take_turns`."""
-        return take_turns(self._conn, "reading", _READING)
-
-    def any_left(self) -> bool:
-        """Returns whether a file is to be read now."""
-        with translated("look for files to read"):
-            return bool(self._conn.rows("any_unread", **self._parts)[0][0])
-
-    def count_young(self) -> int:
-        """Counts the files that may still be being written, and are not read yet, up to 100,000."""
-        values = {"limit": _COUNTED}
-        with translated("count its files"):
-            return int(self._conn.rows("count_young", values, **self._parts)[0][0])
-
-    def next(self, limit: int) -> list[Unread]:
-        """Returns the next files, at most `limit`; none if there are none to be read now."""
-        with translated("look for files to read"):
-            for past in dict.fromkeys((self._past, 0)):
-                values = {"past": past, "limit": limit}
-                rows = self._conn.rows("unread_places", values, **self._parts)
-                if rows:
-                    return [Unread(*row) for row in rows]
-        self._past = 0
-        return []
-
-    def record(self, found: Sequence[ReadFile], failed: Sequence[UnreadableFile]) -> None:
-        """Registers the blobs of files, and why others could not be read, in one transaction."""
-        values = {
-            "ids": [one.id for one in found],
-            "blobids": [one.blob.blobid for one in found],
-            "sizes": [one.blob.size for one in found],
-            "mtimes": [_bigint(one.mtime_ns) for one in found],
-            "modes": [one.mode for one in found],
-        }
-        bad = {
-            "ids": [one.id for one in failed],
-            "reasons": [one.reason for one in failed],
-            "details": [ledger.storable(one.detail) for one in failed],
-            "waits": [one.wait_s for one in failed],
-        }
-
-        def write() -> None:
-            if found:
-                _register(self._conn, self._target, [one.blob for one in found])
-                self._conn.rows("record_read", values)
-            if failed:
-                self._conn.rows("record_unreadable", bad)
-
-        self._conn.in_transaction("register files that were read", write)
-        self._past = max([self._past, *(one.id for one in found), *(one.id for one in failed)])
-
-
-def _register(conn: Connection, target: str, blobs: Sequence[Blob]) -> None:
-    """Registers the blobs of files, in a transaction that `prune` deletes none of them in."""
-    blobids = list({one.blobid for one in blobs})
-    if ledger.register_blobs(conn, blobs) == len(blobids):
-        return
-    for _ in range(_TRIES):
-        held = {blobid for (blobid,) in conn.rows("lock_rows", {"blobids": blobids})}
-        if len(held) == len(blobids):
-            break
-        ledger.register_blobs(conn, [one for one in blobs if one.blobid not in held])
-    if (target,) in _note_returned(conn, blobids):
-        send_returned(conn, target)
-
-
-def _note_returned(conn: Connection, blobids: Sequence[str]) -> list[tuple[str]]:
-    """Notes which of these blobs, which have a file again, `prune` has removed from which targets.
-
-    Those that are being removed are left to `prune`.
-
-    Returns:
-        The targets: a run for each of them calls `send_returned`.
-    """
-    values = {"blobids": list(blobids), "returned": _RETURNED}
-    return conn.rows("note_returned", values, known_at=fragment("known_at"))
-
-
-def send_returned(conn: Connection, target: str) -> None:
-    """Makes blobs pending that `prune` has removed from a target, and that have a file again."""
-    values = {"target": target, "returned": _RETURNED}
-    if found := conn.ask("look for files that came back", "returned_blobs", **values):
-        ledger.requeue(conn, target, str(Reason.PRUNED), [blobid for (blobid,) in found])
-
-
-def places_of(
-    conn: Connection, blobids: Iterable[str], each: int = 4
-) -> Mapping[str, Sequence[bytes]]:
-    """Returns the paths where blobs lie, those that their origin still gives first.
-
-    Args:
-        conn: The connection.
-        blobids: The blobs.
-        each: The most paths of a blob.
-    """
-    found: dict[str, list[bytes]] = {}
-    for blobid, path in conn.ask("find files", "places_of", blobids=list(blobids), each=each):
-        found.setdefault(blobid, []).append(path)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class FileAtPath:
-    """What the catalog knows of the file at a path.
-
-    Attributes:
-        blobid: The blob with its content; None as long as it was not read.
-        size: In bytes, as it was read, or else as its origin gives it; None where neither is known.
-        reason: Why it could not be read, or that it was changed since; None where it is right.
-        detail: More about the reason.
-        registered_at: When its path was first listed.
-        read_at: When its content was hashed.
-        gone_at: When its origin was first seen not to give it any more.
-    """
-
-    blobid: str | None
-    size: int | None
-    reason: str | None
-    detail: str
-    registered_at: datetime
-    read_at: datetime | None
-    gone_at: datetime | None
-
-
-def file_at(conn: Connection, path: bytes) -> FileAtPath | None:
-    """Returns what the catalog knows of the file at a path; None if the path was never listed."""
-    found = conn.ask("look for a file", "file_at", path=path)
-    return next((FileAtPath(*row) for row in found), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """The numbers of files that go by their paths.
-
-    Attributes:
-        listed: Those that their origins give; an estimate where they are many.
-        unread: Those that were not read yet.
-        failed: Those that could not be read, or were changed since.
-        gone: Those that no origin gives any more.
-        registered_at: When the last pass over an origin has ended.
-    """
-
-    listed: int
-    unread: int
-    failed: int
-    gone: int
-    registered_at: datetime | None
-
-
-class FailedFile(NamedTuple):
-    """A file that could not be read, or was changed since it was read."""
-
-    path: bytes
-    reason: str
-    detail: str
-    registered_at: datetime
-
-
-def count_files(conn: Connection) -> Files:
-    """Counts the files. Above 100,000, the listed ones are estimated, and others not counted on."""
-    parts = {name: fragment(name) for name in ("unread", "failed", "gone")}
-    with translated("count its files"):
-        return Files(*conn.rows("files_of_origins", {"limit": _COUNTED}, **parts)[0])
-
-
-def iter_failed_files(conn: Connection, reason: str | None = None) -> Iterator[FailedFile]:
-    """Yields the files that failed, in constant memory. reason: Only these; None: all."""
-    past, found = 0, _PAGE
-    while found == _PAGE:
-        values = {"past": past, "reason": reason, "limit": _PAGE}
-        with translated("list failed files"):
-            rows = conn.rows("failed_files", values, failed=fragment("failed"))
-        yield from (FailedFile(*row) for _, *row in rows)
-        found, past = len(rows), rows[-1][0] if rows else 0
-
-
-def requeue_files(conn: Connection, reason: str | None = None) -> int:
-    """Makes workers read failed files again, all or those of a reason; returns their number.
-
-    A file that was changed since it was read gets a new version.
-    """
-
-    def write() -> int:
-        conn.rows("number_places", _NUMBERING)
-        rows = conn.rows("requeue_files", {"reason": reason}, failed=fragment("failed"))
-        again = [(origin, path) for origin, path, is_read in rows if is_read]
-        values = {"origins": [one for one, _ in again], "paths": [path for _, path in again]}
-        conn.rows("register_again", values)
-        return len(rows)
-
-    return conn.in_transaction("requeue failed files", write)
-
-
-def listed_blobs(conn: Connection, prefix: str) -> Iterator[tuple[str, int]]:
-    """Yields the blobs with a prefix of which a file is listed, in order, each with its size."""
-    yield from conn.ask("list files", "listed_blobs", prefix=prefix)
-
-
-def listed_files(conn: Connection, query: str | None = None) -> Iterator[ListedFile]:
-    """Yields the files whose place was not replaced, in the order of their blobids.
-
-    Those that were never read come last, and without those that are gone. The transaction that
-    lists them stays open until the last one is taken.
-
-    Args:
-        conn: The connection.
-        query: A query of the operator that gives blobids: only files with these are listed.
-
-    Raises:
-        CatalogError: The catalog refuses, or is unreachable.
-    """
-    of_query = fragment("files_of_query", query=sql.SQL(query)) if query else sql.SQL("")
-    with translated("list files"), conn.transaction():
-        conn.rows("query_reads_only")
-        if query:
-            conn.rows("limit_query", limit=sql.Literal(f"{_QUERY_SECONDS}s"))
-            conn.rows("path_of_query", schema=sql.Identifier(conn.schema or "public"))
-        # In this form the server takes one statement, and no second one behind it.
-        conn.execute(statement("begin_files", of_query=of_query), binary=True)
-        while rows := conn.rows("next_files"):
-            yield from (ListedFile(*row) for row in rows)
-
-
-def shown_path(path: bytes) -> str:
-    """Returns a path as people see it, whatever bytes it has."""
-    return printable(path.decode("utf-8", "backslashreplace"))
-
-
-def wake_workers(conn: Connection) -> None:
-    """Wakes the daemons that wait for new blobs."""
-    conn.ask("wake the daemons", "wake_workers")
