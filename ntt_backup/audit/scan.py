@@ -37,6 +37,7 @@ class ScanResult:
     Attributes:
         registered: Blobs that were added to the catalog, with so many `bytes` of content.
         known: Blobs that the catalog had.
+        young: Those of the added blobs that may still be being written, and have no size yet.
         sized: Those of the known blobs whose size was noted, since the catalog lacked it.
         strays: Entries that are no blobs, by kind.
         directories: The number of finished directories of blobs; `directory` is the last of them.
@@ -45,6 +46,7 @@ class ScanResult:
     """
 
     registered: int = 0
+    young: int = 0
     known: int = 0
     sized: int = 0
     bytes: int = 0
@@ -135,6 +137,7 @@ class _Scan:
         result.known += len(blobids) - len(absent)
         if found := [blob for one in blobids if one in absent if (blob := self._measure(one))]:
             result.registered += ledger.register_blobs(self.conn, found)
+            result.young += sum(blob.size is None for blob in found)
             result.bytes += sum(blob.size or 0 for blob in found)
         known = [blob for one in blobids if one in unsized if (blob := self._measure(one))]
         if sized := [blob for blob in known if blob.size is not None]:

@@ -132,7 +132,7 @@ class SideJob(ChildProcess):
         raise NotImplementedError
 
     def died(self, ended: ProcessEnded, last: Event | None) -> Event:
-        """Returns the event of a process that ended without a word. last: but for warnings."""
+        """Returns the event of a process that ended without a report. last: but for warnings."""
         message = f"the {self.process} died"
         about = {"detail": ended.detail, "hint": "", **self.subject(last)}
         event: Event = self.failure(pid=ended.pid, exit_code=1, message=message, **about)

@@ -159,10 +159,10 @@ def _runs(facts: TargetFacts, now: datetime) -> Iterator[Point]:
         last = facts.runs[0]
         if last.ended_at is None:
             yield _act(
-                f"The last run, on {last.host}, ended without a word:"
-                f" last heard of {_ago(last.updated_at, now)}",
-                "See the journal or the log of that time, then start it again:"
-                " `ntt-backup-remote run`",
+                f"The last run, on {last.host}, recorded no end: last heard of"
+                f" {_ago(last.updated_at, now)}",
+                "Start it again: `ntt-backup-remote run`. The journal or the log of that time says"
+                " why it ended, unless the catalog was restored from a dump that this run made",
             )
         elif last.outcome == "error":
             why = f": {last.reason}" if last.reason else f", with exit code {last.exit_code}"

@@ -216,6 +216,10 @@ def test_scan_writes_strays_to_a_file_and_registers_none(env: Environment) -> No
     found.write_text("of an earlier scan\n")
     env.call("scan", "--strays", str(found), expect=0)
     assert [row[0] for row in env.query("select blobid from blobs")] == [blobid]
+    env.query("delete from blobs")
+    env.environ["NTT_GRACE"] = "1h"
+    said = env.call("scan", expect=0).stdout
+    assert said.startswith("registered 1 blob, 1 of them without a size yet (changed within source")
     lines = [json.loads(line) for line in found.read_text().splitlines()]
     assert any("notes.txt" in line["path"] for line in lines)
     assert len(lines) == 2

@@ -96,7 +96,12 @@ def test_what_failed_comes_back_and_is_sent_by_the_next_run(env: Environment) ->
             assert look == good[name]  # The same file as before.
     env.run("run", expect=0)
     env.assert_complete()
-    assert "there was nothing to heal" in env.call("heal", expect=0).stdout
+    assert "no failed blob has to be healed" in env.call("heal", expect=0).stdout
+
+    # Damage that was found later has no failed mark, and the command for it is told.
+    flip(env.path(rotten))
+    env.call("verify", "--local", expect=7)
+    assert " heal --all` examines all" in env.call("heal", expect=0).stdout
 
 
 @pytest.mark.long

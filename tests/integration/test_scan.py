@@ -92,7 +92,7 @@ def test_a_file_that_may_still_be_written_has_no_size_yet(
     store = Store(root, grace=900)
     wanted = [Blob(blob.blobid, None) for blob in blobs]
     result = scan(catalog, store)
-    assert (result.registered, result.sized) == (59, 0)
+    assert (result.registered, result.young, result.sized) == (59, 59, 0)
     assert rows(catalog) == sizes(wanted)
     assert (scan(catalog, Store(root)).sized, rows(catalog)[old.blobid]) == (60, old.size)
 

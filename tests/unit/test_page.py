@@ -174,8 +174,8 @@ OLD_COUNT = replace(KEPT, counted_at=NOW - 2 * DAY)
             "1 h 0 min ago: the remote is full; it starts again at 17:40:03",
             facts(runs=[FULL], silence=STARTS_AGAIN),
         ),
-        (ACTION, "The last run, on elsewhere, ended without a word", facts(runs=[SILENT])),
-        (ACTION, "ended without a word", facts(runs=[DEAD])),
+        (ACTION, "The last run, on elsewhere, recorded no end: last", facts(runs=[SILENT])),
+        (ACTION, "recorded no end", facts(runs=[DEAD])),
         (WAITING, "This user may", facts(runs=[OURS], silence=ConfigError("this user may not"))),
         (ACTION, "disk full", facts(dumps=[replace(DUMP, error="disk full")])),
         (ACTION, "There is no dump of the catalog", facts(dumps=[])),
@@ -313,7 +313,7 @@ def test_runs_of_several_hosts_are_told_apart() -> None:
     known = facts(runs=runs, daemon=daemon())
     assert [run for run in runs if lives(known, run)] == runs[:2]
     page = render([Target.of(known, judge(known, NOW))], NOW)
-    assert (page.count(">at work<"), page.count(">without a word<")) == (2, 1)
+    assert (page.count(">at work<"), page.count(">no end recorded<")) == (2, 1)
 
 
 # --- over HTTP ------------------------------------------------------------------------------------

@@ -97,9 +97,10 @@ def heal(
                 on_outage=line.outage,
             )
             done = healing.run(suspects)
+    said = _lines(done, list(targets), chosen=bool(named or suspects.all), shown=not quiet)
     results.report_on(
         done,
-        _lines(done, list(targets), shown=not quiet),
+        said,
         done.exit_code,
         target=common.target,
         targets=list(targets),
@@ -113,8 +114,15 @@ def _line(one: Outcome) -> str:
     return printable(f"{_WORDS[one.outcome]:<13} {one.blobid}  {where}  {one.detail}".rstrip())
 
 
-def _lines(done: Healed, targets: Sequence[str], *, shown: bool) -> Iterator[str]:
-    """Yields what was examined and healed. shown: whether each blob was reported before."""
+def _lines(done: Healed, targets: Sequence[str], *, chosen: bool, shown: bool) -> Iterator[str]:
+    """Yields what was examined and healed.
+
+    Args:
+        done: The result.
+        targets: The names of the targets, in the order in which they are asked.
+        chosen: Whether options chose the blobs, instead of the failed marks.
+        shown: Whether each blob was reported before.
+    """
     yield f"examined {many(done.examined, 'blob')} in {duration(done.duration_s)}"
     if done.would_heal:
         blobs = many(done.would_heal, "blob")
@@ -132,4 +140,7 @@ def _lines(done: Healed, targets: Sequence[str], *, shown: bool) -> Iterator[str
         if not shown:
             yield from results.failure_lines(done.wrong)
     elif not done.healed + done.would_heal:
-        yield "there was nothing to heal"
+        if chosen:
+            yield "there was nothing to heal"
+        else:
+            yield "no failed blob has to be healed; `ntt-backup-remote heal --all` examines all"

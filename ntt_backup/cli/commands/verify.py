@@ -380,8 +380,13 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
             on_stray=note_stray,
         )
     resumed = f", continued after {result.resumed_from}" if result.resumed_from else ""
+    registered = many(result.registered, "blob")
+    if not result.registered or result.young < result.registered:
+        registered = amount(result.registered, result.bytes)
+    if result.young:
+        registered += f", {result.young:,} of them without a size yet (changed within source.grace)"
     said = [
-        f"registered {amount(result.registered, result.bytes)}; {result.known:,} known before"
+        f"registered {registered}; {result.known:,} known before"
         + (f", the size of {result.sized:,} of them noted" if result.sized else ""),
         f"looked at {many(result.directories, 'directory', 'directories')} in"
         f" {duration(result.duration_s)}{resumed}",
