@@ -159,12 +159,19 @@ class FileStoreByReceiver(ReceiverConnection):
         super().abort()
 
     def list(self, below: str = "") -> Iterator[StoredFile]:
-        question = self._ask(messages.FILES, messages.FILES.frame(below), self.area.most)
+        return iter(self.listed(self.ask_for_files(below), below))
+
+    def ask_for_files(self, below: str) -> _Question:
+        """Has the remote list files, see `list`."""
+        return self._ask(messages.FILES, messages.FILES.frame(below), self.area.most)
+
+    def listed(self, question: _Question, below: str) -> Sequence[StoredFile]:
+        """Returns the files that answer a question."""
         self._await(question)
         with self.checked():
             if not all(one.name.startswith(below) for one in question.files):
                 raise ProtocolError("names that were not asked for")
-        return iter(question.files)
+        return question.files
 
     def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
         return ask_ahead(ranges, _REQUESTS, self._ask_for, self._content)
@@ -183,10 +190,10 @@ class FileStoreByReceiver(ReceiverConnection):
 
     def write(self, name: str, size: int = 0, *, look: bool = False) -> FileByReceiver:
         del size
-        known = look and self.stat(name) is not None
+        looked = self.ask_for_files(self.area.require_name(name)) if look else None
         while not self.slots and self.commits:
             self.wait(_POLL_SECONDS)
-        return FileByReceiver(self, self.area.require_name(name), self.slots.pop(), known=known)
+        return FileByReceiver(self, self.area.require_name(name), self.slots.pop(), looked)
 
     def wait(self, timeout: float) -> None:
         self.commits = [one for one in self.commits if not one.advance()]
@@ -385,17 +392,18 @@ class FileStoreByReceiver(ReceiverConnection):
 
 
 class FileByReceiver:
-    """A file on its way; see `contract.NewFile`. known: the store has a file of that name, and
-    nothing is sent.
+    """A file on its way; see `contract.NewFile`. looked: the question whether the store has a file
+    of that name; then nothing is sent.
     """
 
     def __init__(
-        self, store: FileStoreByReceiver, name: str, slot: int, *, known: bool = False
+        self, store: FileStoreByReceiver, name: str, slot: int, looked: _Question | None = None
     ) -> None:
         self._store = store
         self._name = name
         self._slot = slot
-        self._known = known
+        self._looked = looked
+        self._known = False
         self._digest = sha256()
         self.size = 0
         self._buffer = memoryview(bytearray(MAX_CHUNK))
@@ -438,10 +446,10 @@ class FileByReceiver:
 
     def commit(self) -> None:
         self._open = False
+        self._flush()
         if self._known:
             self._asked = messages.PROVE, self._store.ask_sum(self._name)
         else:
-            self._flush()
             self._asked = messages.FILE_END, self._store.begin_end(self._slot)
         self._store.commits.append(self)
 
@@ -497,7 +505,10 @@ class FileByReceiver:
         return Sum(self.size, self._digest.digest())
 
     def _flush(self) -> None:
-        if self._used:
+        if self._looked is not None:
+            looked, self._looked = self._looked, None
+            self._known = bool(self._store.listed(looked, self._name))
+        if self._used and not self._known:
             self._store.send_data(self._slot, self._buffer[: self._used])
-            self._store.unsent -= self._used
-            self._used = 0
+        self._store.unsent -= self._used
+        self._used = 0

@@ -432,6 +432,25 @@ def test_a_name_that_is_taken_needs_a_sum_of_our_content(
                 assert len({one._slot for one in files}) == messages.MAX_OPEN
 
 
+def test_whether_a_file_is_there_is_awaited_with_its_first_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So a link's round trip passes while a pack is read."""
+    for answers, kind in (([count(0)], messages.FILE_END), (found(), messages.PROVE)):
+        connection = Connection()
+        with closing(by_connection(monkeypatch, connection, PACK_AREA)) as store:
+            file = store.write(PACK, look=True)
+            file.add(bytes(MAX_CHUNK - 1))
+            assert connection.sent == [messages.FILES]
+            connection.answers = list(answers)
+            file.add(bytes(2 * MAX_CHUNK))
+            assert not connection.answers
+            file.commit()
+            sent = [messages.FILE_DATA] * 3 if kind == messages.FILE_END else []
+            assert connection.sent == [messages.FILES, *sent, kind]
+            assert (store.progress.added, store.progress.unsent) == (3 * MAX_CHUNK - 1, 0)
+
+
 @pytest.mark.parametrize(
     ("answers", "why"),
     [

@@ -694,6 +694,16 @@ def test_a_bucket_that_is_no_store_any_more_is_an_outage(
         scene.opened()
 
 
+def test_what_a_probe_has_found_is_not_asked_for_again(scene: Scene) -> None:
+    target = FileStoreByBucket(scene.bucket, PART, PACK_AREA)
+    spec, store = replace(scene.spec(), identity="0a" * 16), Store(scene.root)
+    session = packs.open_packs(spec, store, cast(Any, target))
+    scene.sessions.append(session)
+    assert not scene.bucket.requests
+    with pytest.raises(RemoteUnreachable, match="no store of packs"):
+        packs.open_packs(replace(spec, identity="", root="/there"), store, cast(Any, target))
+
+
 def test_what_may_be_there_is_looked_for_before_it_is_sent(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

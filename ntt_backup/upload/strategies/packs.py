@@ -59,16 +59,24 @@ def open_packs(spec: SessionSpec, store: Store, ahead: Ahead | None = None) -> P
     require_sealing(spec.recipients)
     target = open_pack_target(spec) if ahead is None else cast("PackTarget", ahead)
     try:
-        if (found := marker.find(target)) is None:
-            raise marker.gone(f"{spec.bucket.url if spec.bucket else spec.root}/{FORMAT}")
-        if spec.identity and found.identity != spec.identity:
-            raise AnotherTarget(spec.identity, found.identity)
-        if found.hash != store.hash:
-            raise other_names(store.hash, found.hash)
+        # What a probe has just found there is not asked for once more.
+        identity = spec.identity if ahead is not None else ""
+        identity = identity or _identity(spec, store, target)
     except BaseException:
         target.close()
         raise
-    return PacksSession(spec, store, target, bytes.fromhex(found.identity))
+    return PacksSession(spec, store, target, bytes.fromhex(identity))
+
+
+def _identity(spec: SessionSpec, store: Store, target: PackTarget) -> str:
+    """Returns the identity that the marker of a target says, and requires the expected one."""
+    if (found := marker.find(target)) is None:
+        raise marker.gone(f"{spec.bucket.url if spec.bucket else spec.root}/{FORMAT}")
+    if spec.identity and found.identity != spec.identity:
+        raise AnotherTarget(spec.identity, found.identity)
+    if found.hash != store.hash:
+        raise other_names(store.hash, found.hash)
+    return found.identity
 
 
 @dataclass(slots=True)
