@@ -109,16 +109,16 @@ class SourceTree(Tree):
         return sorted(found.values())
 
     def error_at(self, path: str, error: OSError) -> Exception:
-        self._blame(error)
+        self.blame(error)
         return super().error_at(path, error)
 
     def unreadable(self, path: str, error: OSError) -> Stray:
         if not path:
             raise self._unusable(error) from error
-        self._blame(error)
+        self.blame(error)
         return super().unreadable(path, error)
 
-    def _blame(self, error: OSError) -> None:
+    def blame(self, error: OSError) -> None:
         """Raises SourceError for an error that concerns the whole store, not one entry."""
         if error.errno in _ABOUT_THE_STORE:
             raise self._unusable(error) from error
@@ -191,7 +191,7 @@ class SourceTree(Tree):
 
     def failure(self, blob: Blob, error: OSError) -> Failure:
         """Returns the failure for an error of a blob. Raises SourceError for one of the store."""
-        self._blame(error)
+        self.blame(error)
         said = error.strerror or str(error)
         path = str(error.filename or blob.blobid)
         if error.errno == errno.ENOENT:
@@ -550,7 +550,12 @@ def _changed(status: os.stat_result) -> float:
 def _state(tree: SourceTree, blob: Blob) -> tuple[int | None, Stamp | None]:
     """Returns size and state of the file of a blob; None if it is not a file."""
     try:
-        status = tree.lstat(tree.path_of(blob.blobid))
-    except (OSError, ValueError):
+        # By the whole path, which opens no directory. A symlink in the path is found by the read.
+        path = tree.path_of(blob.blobid)
+        status = os.stat(path, dir_fd=tree.fd, follow_symlinks=False)
+    except OSError as error:
+        tree.blame(error)
+        return None, None
+    except ValueError:
         return None, None
     return status.st_size if stat.S_ISREG(status.st_mode) else None, stamp(status)
