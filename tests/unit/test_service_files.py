@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from ntt_backup.cli.commands import install as command
 from ntt_backup.cli.commands.install import install_service
 from ntt_backup.daemon.service_files import PROGRAM, service_files
 from ntt_backup.errors import ConfigError
 from ntt_backup.source import read_ahead
+from tests.helpers.parallel import memory
 
 UNIT = Path("etc/systemd/system/ntt-backup-remote.service")
 SETTINGS = Path("etc/ntt/backup-remote.toml")
@@ -174,3 +178,23 @@ def test_what_a_package_has_installed_is_not_written_a_second_time(tmp_path: Pat
     assert {path for path in new if path.name != "user.conf"} == {override}
     install(tmp_path, "--user", "ntt-backup")
     assert files(tmp_path) == package
+
+
+@pytest.mark.parametrize("closed", ["bin", "lib", ""])
+def test_a_program_that_the_service_could_not_start_is_refused(
+    closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root's umask may have closed the package only, in a later upgrade."""
+    with tempfile.TemporaryDirectory(dir=memory()) as name:
+        root = Path(name)
+        root.chmod(0o755)
+        for one in ("bin", "lib"):
+            (root / one).mkdir()
+            (root / one).chmod(0o700 if one == closed else 0o755)
+        monkeypatch.setattr(command, "__file__", str(root / "lib" / "install.py"))
+        monkeypatch.setattr(sys, "argv", [str(root / "bin" / "ntt-backup-remote")])
+        if closed:
+            with pytest.raises(ConfigError, match=f"{root / closed} is closed to others"):
+                command._this_program("ntt-backup", check=True)
+        else:
+            assert command._this_program("ntt-backup", check=True) == sys.argv[0]

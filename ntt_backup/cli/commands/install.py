@@ -164,7 +164,8 @@ def _this_program(user: str, *, check: bool) -> str:
     """Returns the path of this program. Raises ConfigError if the service could not start it."""
     program = Path(os.path.abspath(sys.argv[0]))
     uid = -1 if user == USER or not check else pwd.getpwnam(user).pw_uid
-    found = {one: one.stat() for one in program.resolve().parents}
+    package = Path(__file__).resolve().parents  # Others cannot enter what root made by umask 077.
+    found = {one: one.stat() for one in (*program.resolve().parents, *package)}
     closed = [
         one
         for one, at in found.items()
