@@ -13,7 +13,7 @@ from psycopg import sql
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.daemon.workers import workers_needed
 from ntt_backup.model import PendingEstimate
-from tests.bench import kopia
+from tests.bench.archivers import ARCHIVERS, Archived, Place
 from tests.bench.contender import PROJECT, Contender, Failed, Job, compare
 from tests.bench.peers import Ceiling, Copy, Ours, seal
 
@@ -102,54 +102,19 @@ class Bare(_WithCatalog):
         return job.call(argv)
 
 
-class Restic(Contender):
-    """restic with its defaults: it encrypts, compresses, and looks for duplicates."""
+class ArchivedInBucket(Archived):
+    """A program that keeps a repository in a bucket."""
 
-    name = "restic"
-    tools = ("restic",)
-    version_argv = ("restic", "version")
-
-    def prepare(self, job: Job) -> None:
+    def _place(self, job: Job) -> Place:
         assert isinstance(job, BucketJob)
-        job.environ |= {
-            "RESTIC_REPOSITORY": f"s3:{job.endpoint}/{job.bucket}/restic",
-            "RESTIC_PASSWORD": "bench",
-            "RESTIC_CACHE_DIR": str(job.scratch / "cache"),
-            "RESTIC_PROGRESS_FPS": "0.1",
-        }
-        job.call(["restic", "init"])
+        bucket = job.endpoint, job.bucket
+        return Place(None, job.scratch, job.store.root, job.scratch, bucket)
 
-    def run(self, job: Job) -> float:
-        return job.call(["restic", "backup", "."], cwd=job.store.root)
-
-    def check(self, job: Job) -> None: ...
+    def check(self, job: Job) -> None:
+        self._said = (job.scratch / "stdout").read_text()
 
     def back(self, job: BucketJob) -> float:
-        return job.call(["restic", "restore", "latest", "--target", str(job.destination)])
-
-
-class Kopia(Contender):
-    """kopia: it encrypts, compresses with zstd, and looks for duplicates."""
-
-    name = "kopia"
-    tools = ("kopia",)
-    version_argv = ("kopia", "--version")
-
-    def prepare(self, job: Job) -> None:
-        assert isinstance(job, BucketJob)
-        job.environ |= kopia.environment(job.scratch)
-        server = job.endpoint.removeprefix("http://")
-        storage = [f"--endpoint={server}", "--disable-tls", f"--bucket={job.bucket}"]
-        for argv in kopia.creation("s3", *storage, "--prefix=kopia/"):
-            job.call(argv)
-
-    def run(self, job: Job) -> float:
-        return job.call(["kopia", "snapshot", "create", str(job.store.root)])
-
-    def check(self, job: Job) -> None: ...
-
-    def back(self, job: BucketJob) -> float:
-        return job.call(["kopia", "restore", str(job.store.root), str(job.destination)])
+        return self._restore(job, self._said, job.destination)
 
 
 class Rclone(Contender):
@@ -203,7 +168,6 @@ CONTENDERS: Final[tuple[Contender, ...]] = (
     Bare(),
     Copy(),
     RAW,
-    Restic(),
-    Kopia(),
+    *map(ArchivedInBucket, ARCHIVERS),
     Rclone(),
 )

@@ -139,8 +139,8 @@ class Contender(ABC):
     """One way to do a job. For each: `prepare`, `run`, `check`, and `finish` whatever happened."""
 
     name: str
-    tools: ClassVar[tuple[str, ...]] = ()
-    version_argv: ClassVar[tuple[str, ...]] = ()
+    tools: tuple[str, ...] = ()
+    version_argv: tuple[str, ...] = ()
     links: ClassVar[tuple[Link, ...]] = tuple(SHAPES)  # over which it is measured
     local: ClassVar[bool] = False  # whether it also stores in a directory of this machine
 

@@ -3,9 +3,10 @@
 What precedes the job, such as making a repository or telling our catalog of the blobs, is done
 before the clock starts; starting the program is not. Each peer is run as its own documentation
 says, with the options that favour it where a user would find them; what was chosen stands in its
-class.
+class, or in `archivers`.
 
-A new contender is a class here and an entry in CONTENDERS.
+A new contender is a class here and an entry in CONTENDERS; a program that keeps a repository is an
+entry in `archivers.ARCHIVERS`, for the buckets and the snapshots, too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +25,7 @@ from blake3 import blake3
 from psycopg import sql
 from pyrage import x25519
 
-from tests.bench import kopia
+from tests.bench.archivers import ARCHIVERS, Archived
 from tests.bench.contender import PROJECT, Contender, Failed, Job, compare
 from tests.bench.lab import ALIAS, HOST, Link
 
@@ -43,7 +45,7 @@ class Ours(Contender):
     local = True
     layout: ClassVar[str] = "files"
     tools = ("ssh", "tar")
-    version_argv: ClassVar[tuple[str, ...]] = (sys.executable, "-m", "ntt_backup", "--version")
+    version_argv: tuple[str, ...] = (sys.executable, "-m", "ntt_backup", "--version")
 
     def prepare(self, job: Job) -> None:
         job.environ["PYTHONPATH"] = str(PROJECT)
@@ -177,54 +179,36 @@ class OursAdopting(Ours):
 
 
 class Rsync(Contender):
-    """`rsync -a`, into an empty directory."""
+    """`rsync -a`, into an empty directory; by another cipher or with more options where told."""
 
-    name = "rsync -a"
     tools = ("rsync", "ssh")
     version_argv = ("rsync", "--version")
-    options: ClassVar[tuple[str, ...]] = ("-a",)
-    cipher: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self, name: str = "rsync -a", more: Sequence[str] = (), cipher: Sequence[str] = ()
+    ) -> None:
+        self.name, self._more, self._cipher = name, more, cipher
 
     def run(self, job: Job) -> float:
-        rsh = shlex.join([*job.lab.ssh, *self.cipher])
+        rsh = shlex.join([*job.lab.ssh, *self._cipher])
         ends = [f"{job.store.root}/", f"{ALIAS}:{job.destination}/"]
-        return job.call(["rsync", *self.options, "--rsh", rsh, *ends])
-
-
-class RsyncAes(Rsync):
-    """The same over the cipher that ours asks ssh for, and not over the default of OpenSSH."""
-
-    name = "rsync, AES-GCM"
-    cipher = _CHEAP_CIPHER
-
-
-class RsyncZstd(Rsync):
-    """The same, compressing with zstd at its default level."""
-
-    name = "rsync -az zstd"
-    options = ("-az", "--compress-choice=zstd")
+        return job.call(["rsync", "-a", *self._more, "--rsh", rsh, *ends])
 
 
 class TarStream(Contender):
     """`tar | ssh tar`: all in one stream over one connection, what an old hand would type."""
 
-    name = "tar | ssh tar"
     tools = ("tar", "ssh", "bash")
     version_argv = ("tar", "--version")
-    cipher: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, name: str = "tar | ssh tar", cipher: Sequence[str] = ()) -> None:
+        self.name, self._cipher = name, cipher
 
     def run(self, job: Job) -> float:
         extract = shlex.join(["tar", "xf", "-", "-C", str(job.destination)])
-        remote = _shell(job, extract, *self.cipher)
+        remote = _shell(job, extract, *self._cipher)
         script = f"tar cf - -C {shlex.quote(str(job.store.root))} . | {remote}"
         return job.call(["bash", "-o", "pipefail", "-c", script])
-
-
-class TarStreamAes(TarStream):
-    """The same over the cipher that ours asks ssh for, and not over the default of OpenSSH."""
-
-    name = "tar, AES-GCM"
-    cipher = _CHEAP_CIPHER
 
 
 class TarBatches(Contender):
@@ -241,173 +225,6 @@ class TarBatches(Contender):
             f" xargs -0 -n {_BATCH} -P {_SIDE_BY_SIDE} bash -o pipefail -c {shlex.quote(batch)} -"
         )
         return job.call(["bash", "-o", "pipefail", "-c", script], cwd=job.store.root)
-
-
-class Restic(Contender):
-    """restic over sftp, with its defaults: it encrypts, compresses, and looks for duplicates."""
-
-    name = "restic"
-    local = True
-    tools = ("restic", "ssh")
-    version_argv = ("restic", "version")
-
-    def prepare(self, job: Job) -> None:
-        job.environ = {
-            "RESTIC_PASSWORD": "bench",
-            "RESTIC_CACHE_DIR": str(job.scratch / "cache"),
-            "RESTIC_PROGRESS_FPS": "0.1",
-        }
-        job.call(["restic", "-r", str(job.destination), "init"])
-
-    def run(self, job: Job) -> float:
-        sftp = shlex.join([*job.lab.ssh, ALIAS, "-s", "sftp"])
-        argv = ["restic", "-r", f"sftp:{ALIAS}:{job.destination}", "-o", f"sftp.command={sftp}"]
-        if job.local:
-            argv = ["restic", "-r", str(job.destination)]
-        return job.call([*argv, "backup", "."], cwd=job.store.root)
-
-    def check(self, job: Job) -> None:
-        restic = ["restic", "-r", str(job.destination), "--no-lock"]
-        listing = job.ask([*restic, "ls", "latest", "--json"])
-        nodes = [json.loads(line) for line in listing.splitlines()]
-        files = [node for node in nodes if node.get("type") == "file"]
-        # Sizes of zero are left out of the listing.
-        _count(job, len(files), sum(node.get("size", 0) for node in files))
-        if job.thorough:
-            job.call([*restic, "restore", "latest", "--target", str(job.scratch / "restored")])
-            compare(job.store, job.scratch / "restored")
-
-
-class Rustic(Contender):
-    """rustic, by sftp of its OpenDAL: restic's format, encrypted and compressed as by default."""
-
-    name = "rustic"
-    local = True
-    tools = ("rustic", "ssh")
-    version_argv = ("rustic", "--version")
-
-    def prepare(self, job: Job) -> None:
-        profile = "[repository]\npassword = 'bench'\nno-cache = true\n"
-        self._write(job, "local", f"{profile}repository = '{job.destination}'\n")
-        options = {
-            "endpoint": f"ssh://{HOST}:{job.lab.port}",
-            "user": job.lab.user,
-            "key": job.lab.identity,
-            "known_hosts_strategy": "accept",
-            "root": job.destination,
-        }
-        text = "".join(f"{key} = '{value}'\n" for key, value in options.items())
-        sftp = f"repository = 'opendal:sftp'\n[repository.options]\n{text}"
-        self._write(job, "sftp", profile + sftp)
-        job.call(self._rustic(job, "local", "init"))
-
-    def run(self, job: Job) -> float:
-        where = "local" if job.local else "sftp"
-        return job.call(self._rustic(job, where, "backup", "."), cwd=job.store.root)
-
-    def check(self, job: Job) -> None:
-        if job.thorough:
-            restored = job.scratch / "restored"
-            job.call(self._rustic(job, "local", "restore", "latest", str(restored)))
-            compare(job.store, restored)
-
-    @staticmethod
-    def _write(job: Job, name: str, text: str) -> None:
-        (job.scratch / f"{name}.toml").write_text(text)
-
-    @staticmethod
-    def _rustic(job: Job, profile: str, *command: str) -> list[str]:
-        return ["rustic", "-P", str(job.scratch / profile), "--no-progress", *command]
-
-
-class Kopia(Contender):
-    """kopia, by an external ssh: it encrypts, compresses with zstd, and looks for duplicates."""
-
-    name = "kopia"
-    local = True
-    tools = ("kopia", "ssh")
-    version_argv = ("kopia", "--version")
-
-    def prepare(self, job: Job) -> None:
-        job.environ = kopia.environment(job.scratch)
-        for argv in kopia.creation(*kopia.storage(None if job.local else job.lab, job.destination)):
-            job.call(argv)
-
-    def run(self, job: Job) -> float:
-        return job.call(["kopia", "snapshot", "create", "--no-progress", str(job.store.root)])
-
-    def check(self, job: Job) -> None:
-        if job.thorough:
-            restored = job.scratch / "restored"
-            job.call(["kopia", "restore", str(job.store.root), str(restored)])
-            compare(job.store, restored)
-
-
-class Borg(Contender):
-    """borg to a `borg serve` at the remote: lz4 as by default, not encrypted, which is quicker."""
-
-    name = "borg"
-    local = True
-    tools = ("borg", "ssh")
-    version_argv = ("borg", "--version")
-
-    def prepare(self, job: Job) -> None:
-        job.environ = self._environment(job)
-        job.call(["borg", "init", "-e", "none", self._repository(job)])
-
-    def _environment(self, job: Job) -> dict[str, str]:
-        return {
-            "BORG_BASE_DIR": str(job.scratch / "borg"),
-            "BORG_RSH": shlex.join(job.lab.ssh),
-            "BORG_REMOTE_PATH": shutil.which(self.tools[0]) or "",
-            "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes",
-            "BORG_RELOCATED_REPO_ACCESS_IS_OK": "yes",
-        }
-
-    def run(self, job: Job) -> float:
-        argv = ["borg", "create", f"{self._repository(job)}::bench", "."]
-        return job.call(argv, cwd=job.store.root)
-
-    def check(self, job: Job) -> None:
-        archive = f"{job.destination / 'repository'}::bench"
-        answer = json.loads(job.ask(["borg", "info", "--json", archive]))
-        stats = answer["archives"][0]["stats"]
-        _count(job, stats["nfiles"], stats["original_size"], loosely=True)
-        if job.thorough:
-            restored = job.scratch / "restored"
-            restored.mkdir()
-            job.call(["borg", "extract", archive], cwd=restored)
-            compare(job.store, restored)
-
-    @staticmethod
-    def _repository(job: Job) -> str:
-        place = f"{job.destination}/repository"
-        return place if job.local else f"ssh://{ALIAS}{place}"
-
-
-class Borg2(Borg):
-    """The beta of borg 2, as `borg2` on PATH."""
-
-    name = "borg2"
-    tools = ("borg2", "ssh")
-    version_argv = ("borg2", "--version")
-
-    def prepare(self, job: Job) -> None:
-        job.environ = self._environment(job)
-        job.call([*self._borg2(job), "repo-create", "--encryption", "none-blake3"])
-
-    def run(self, job: Job) -> float:
-        return job.call([*self._borg2(job), "create", "bench", "."], cwd=job.store.root)
-
-    def check(self, job: Job) -> None:
-        if job.thorough:
-            restored = job.scratch / "restored"
-            restored.mkdir()
-            job.call([*self._borg2(job), "extract", "bench"], cwd=restored)
-            compare(job.store, restored)
-
-    def _borg2(self, job: Job) -> list[str]:
-        return ["borg2", "-r", self._repository(job)]
 
 
 class Rclone(Contender):
@@ -536,16 +353,14 @@ CONTENDERS: tuple[Contender, ...] = (
     OursSealed(),
     OursAdopting(),
     Rsync(),
-    RsyncAes(),
-    RsyncZstd(),
+    # Over the cipher that ours asks ssh for, and not over the default of OpenSSH.
+    Rsync("rsync, AES-GCM", cipher=_CHEAP_CIPHER),
+    # With zstd at its default level.
+    Rsync("rsync -az zstd", ("-z", "--compress-choice=zstd")),
     TarStream(),
-    TarStreamAes(),
+    TarStream("tar, AES-GCM", _CHEAP_CIPHER),
     TarBatches(),
-    Restic(),
-    Rustic(),
-    Kopia(),
-    Borg(),
-    Borg2(),
+    *map(Archived, ARCHIVERS),
     Rclone(),
     BareStreams(),
     BareRun(),
@@ -580,10 +395,3 @@ def _twice(job: Job, send: list[str], onwards: str) -> float:
     middle = len(parts) // 2
     one, other = (shlex.join([*send, *half]) + onwards for half in (parts[:middle], parts[middle:]))
     return job.call(["bash", "-o", "pipefail", "-c", f"{one} & {other} && wait $!"])
-
-
-def _count(job: Job, files: int, size: int, *, loosely: bool = False) -> None:
-    """Compare a peer's own count with the store. loosely: it counts some of its own bytes too."""
-    store = job.store
-    if files != store.blobs or size < store.bytes or (size > store.bytes and not loosely):
-        raise Failed(f"has {files} files, {size} bytes of {store.blobs} files, {store.bytes} bytes")

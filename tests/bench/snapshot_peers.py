@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -15,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from tests.bench import kopia
+from tests.bench.archivers import ARCHIVERS, Archiver, Place
 from tests.bench.contender import PROJECT, Failed
-from tests.bench.lab import ALIAS, Lab
+from tests.bench.lab import ALIAS
 
 _LIMIT: Final = 900.0
 _SAID: Final = 2000
@@ -32,16 +31,6 @@ class Spent:
     said: str
     version: str = ""
     fetched: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a contender works: work is its own, data what it takes, repository where to."""
-
-    link: Lab | None
-    work: Path
-    data: Path
-    repository: Path
 
 
 def spend(
@@ -91,7 +80,7 @@ class Contender(ABC):
 
     def inside(self, to: Path) -> Path:
         """Returns where the data comes to lie below a directory."""
-        return to / str(self.place.data).lstrip("/")
+        return to
 
     @abstractmethod
     def prepare(self) -> None:
@@ -115,6 +104,9 @@ class Ours(Contender):
     name = "ntt-backup"
     full: ClassVar[tuple[str, ...]] = ()
     delta: ClassVar[tuple[str, ...]] = ("--delta",)
+
+    def inside(self, to: Path) -> Path:
+        return to / str(self.place.data).lstrip("/")
 
     def prepare(self) -> None:
         place = self.place
@@ -180,87 +172,37 @@ class OursWhole(Ours):
     delta = ()
 
 
-class Restic(Contender):
-    """restic with its defaults: it encrypts, compresses where the repository's format can."""
+class Archived(Contender):
+    """A program that keeps a repository; see `archivers`."""
 
-    name = "restic"
-    tools = ("restic",)
-
-    def prepare(self) -> None:
-        place = self.place
-        self.environ = {
-            "RESTIC_PASSWORD": "bench",
-            "RESTIC_CACHE_DIR": str(place.work / "cache"),
-            "RESTIC_PROGRESS_FPS": "0.1",
-        }
-        self._restic = ["restic", "-r", str(place.repository)]
-        self._run([*self._restic, "init"])
-        if place.link:
-            sftp = shlex.join([*place.link.ssh, ALIAS, "-s", "sftp"])
-            self._restic = ["restic", "-r", f"sftp:{ALIAS}:{place.repository}"]
-            self._restic += ["-o", f"sftp.command={sftp}"]
-
-    def take(self) -> Spent:
-        done = self._run([*self._restic, "backup", "--json", str(self.place.data)])
-        summary = json.loads(done.said.splitlines()[-1])
-        return Spent(done.seconds, done.cpu, "", summary["snapshot_id"])
-
-    def restore(self, version: str, to: Path, *, delta: bool) -> Spent:
-        return self._run([*self._restic, "restore", version, "--target", str(to)])
-
-
-class Kopia(Contender):
-    """kopia: it encrypts, compresses with zstd."""
-
-    name = "kopia"
-    tools = ("kopia",)
-
-    def inside(self, to: Path) -> Path:
-        return to
+    program: ClassVar[Archiver]
 
     def prepare(self) -> None:
         place = self.place
-        self.environ = kopia.environment(place.work)
-        storage = kopia.storage(place.link, place.repository)
-        for argv in kopia.creation(*storage):
+        self._repository = self.program.at(place)
+        self.environ = self._repository.environ
+        for argv in self._repository.create:
             self._run(argv)
 
     def take(self) -> Spent:
-        done = self._run(["kopia", "snapshot", "create", "--json", str(self.place.data)])
-        return Spent(done.seconds, done.cpu, "", json.loads(done.said)["id"])
-
-    def restore(self, version: str, to: Path, *, delta: bool) -> Spent:
-        return self._run(["kopia", "snapshot", "restore", version, str(to)])
-
-
-class Borg(Contender):
-    """borg to a `borg serve`: lz4 as by default, not encrypted."""
-
-    name = "borg"
-    tools = ("borg",)
-
-    def prepare(self) -> None:
-        place = self.place
-        self.environ = {
-            "BORG_BASE_DIR": str(place.work / "borg"),
-            "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes",
-            "BORG_RELOCATED_REPO_ACCESS_IS_OK": "yes",
-        }
-        self._repository = f"{place.repository}/repository"
-        if place.link:
-            self.environ["BORG_RSH"] = shlex.join(place.link.ssh)
-            self._repository = f"ssh://{ALIAS}{self._repository}"
-        self._run(["borg", "init", "-e", "none", self._repository])
-
-    def take(self) -> Spent:
         self._count += 1
-        version = str(self._count)
-        argv = ["borg", "create", f"{self._repository}::{version}", str(self.place.data)]
-        done = self._run(argv)
+        done = self._run(self._repository.take(self._count), cwd=self.place.data)
+        version = self._repository.version(done.said, self._count)
         return Spent(done.seconds, done.cpu, "", version)
 
     def restore(self, version: str, to: Path, *, delta: bool) -> Spent:
-        return self._run(["borg", "extract", f"{self._repository}::{version}"], cwd=to)
+        return self._run(self._repository.restore(version, to), cwd=to)
+
+
+def _archived(program: Archiver) -> type[Archived]:
+    return type(
+        program.name,
+        (Archived,),
+        {"name": program.name, "tools": (program.tool,), "program": program},
+    )
+
+
+ARCHIVED: Final = tuple(map(_archived, ARCHIVERS))
 
 
 class PgBackRest(Contender):
@@ -279,9 +221,6 @@ class PgBackRest(Contender):
         if over_link:
             return "its backups are begun by the remote"
         return super().missing(over_link=over_link)
-
-    def inside(self, to: Path) -> Path:
-        return to
 
     def prepare(self) -> None:
         work = self.place.work

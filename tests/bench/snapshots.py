@@ -22,20 +22,18 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench import bare_restore, bare_unpack
+from tests.bench.archivers import Place
 from tests.bench.contender import Failed
 from tests.bench.lab import SHAPES, Lab, describe, lab
 from tests.bench.slots import slot
 from tests.bench.snapshot_peers import (
-    Borg,
+    ARCHIVED,
     Contender,
-    Kopia,
     Ours,
     OursInPlace,
     OursWhole,
     PgBackRest,
     PgBackRestBlocks,
-    Place,
-    Restic,
     spend,
 )
 from tests.bench.snapshot_states import (
@@ -48,13 +46,11 @@ from tests.bench.snapshot_states import (
     tree_files,
 )
 
-_CONTENDERS: Final = (
+_CONTENDERS: Final[tuple[type[Contender], ...]] = (
     Ours,
     OursInPlace,
     OursWhole,
-    Restic,
-    Kopia,
-    Borg,
+    *ARCHIVED,
     PgBackRest,
     PgBackRestBlocks,
 )

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.archivers import Place
 from tests.bench.contender import Failed
-from tests.bench.snapshot_peers import Ours, Place
+from tests.bench.snapshot_peers import Ours
 from tests.bench.snapshot_states import (
     PAGE,
     changed_super_blocks,
