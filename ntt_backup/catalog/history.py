@@ -227,7 +227,7 @@ def require_empty(conn: Connection) -> None:
         raise ConfigError(
             f"the database {conn.info.dbname} is not empty",
             detail=f"it has {name}",
-            hint="createdb a new one for this, and dropdb it afterwards",
+            hint="create a new one for this (createdb), and drop it afterwards (dropdb)",
         )
 
 

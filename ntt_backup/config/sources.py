@@ -54,8 +54,8 @@ _OF_A_TARGET: Final = {
     "remote.identity_file": "identity_file",
     "pack.identity_file": "pack.identity_file",
 }
-_SET_HINT = "such a name is lowercase letters, digits, _ and -, at most 31, a letter or digit first"
-_TARGET_HINT = "a target's name is lowercase letters, digits and _, at most 31, a letter first"
+_SET_HINT = "such a name has at most 31 characters of a-z 0-9 _ -, and begins with a-z or 0-9"
+_TARGET_HINT = "a target's name has at most 31 characters of a-z 0-9 _, and begins with a-z"
 # Tables of tables whose names the operator chooses: an example of a setting, which names are valid.
 _NAMED: Final[Mapping[str, tuple[str, Callable[[str], object], str]]] = {
     "targets": ("url = ...", _TARGET_NAME.fullmatch, _TARGET_HINT),

@@ -273,4 +273,5 @@ def _fetch(store: ReadableStore, dump: Stored, file: IO[bytes]) -> str:
         return "it is missing"
     except (FileUnreadable, StoredFileDamaged) as error:
         return error.detail or str(error)
-    return "" if digest.hexdigest() == dump.record.places_sha256 else "its SHA-256 is another"
+    same = digest.hexdigest() == dump.record.places_sha256
+    return "" if same else "its SHA-256 differs from its record"

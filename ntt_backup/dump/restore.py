@@ -157,7 +157,7 @@ def restore_catalog(
                 raise DumpFailed(
                     error.message,
                     detail=error.detail,
-                    hint="it needs an empty database: createdb one, and name it in catalog.url",
+                    hint="create an empty database (createdb), and name it in catalog.url",
                 ) from error
     with ExitStack() as stack:
         store = stack.enter_context(closing(open_dumps(settings)))
@@ -318,7 +318,7 @@ def _whole(
     url, application = settings.catalog.url, application_name("restore")
     with _opened(text, record.head_bytes) as (head, pieces):
         if hashlib.sha256(head[: record.head_bytes]).hexdigest() != record.head_sha256:
-            raise DumpDamaged("its SHA-256 is another")
+            raise DumpDamaged("its SHA-256 differs from its record")
         chosen: Sequence[Entry] = ()
         if tables[0]:
             pieces, chosen, rest = _only(pieces, head, *tables, url)
@@ -328,7 +328,7 @@ def _whole(
                 options = ["--no-owner", "--no-privileges", f"--dbname={place}"]
                 views: list[str] = []
                 listing = "".join(f"{one.number};\n" for one in chosen)
-                with suppress(DumpDamaged):  # As of a PostgreSQL that is not known here.
+                with suppress(DumpDamaged):  # As of a PostgreSQL that is unknown to this program.
                     contents = toc.read(head)
                     some = chosen or contents.entries
                     wanted = [one.name for one in some if one.kind == toc.EXTENSION]
@@ -546,7 +546,7 @@ def restore_rows(
     tables = _tables(contents)
     blobs = next((one for one in tables if one.schema != OWN_SCHEMA), None)
     if blobs is None:
-        raise DumpDamaged(f"it does not hold one table {BLOBS}")
+        raise DumpDamaged(f"it has no table {BLOBS}, or several")
     found = [match[1] for match in map(_TARGET.fullmatch, blobs.columns) if match is not None]
     targets = dict.fromkeys([target, *found[:_MOST_TARGETS]])
     with new_tables(url, application, targets) as new:
@@ -581,7 +581,7 @@ def _copy(
     columns = one.columns
     places = [place for place, name in enumerate(columns) if name in new.columns[table]]
     if not places or len(set(columns)) < len(columns):
-        raise DumpDamaged(f"the columns of {one} cannot be told")
+        raise DumpDamaged(f"the columns of {one} cannot be determined")
     names = [columns[place] for place in places]
     needed = names.index("blobid") if one.name == BLOBS and "blobid" in names else None
     try:
@@ -597,7 +597,7 @@ def _chosen(
     for row in rows:
         fields = row[:-1].split(b"\t")
         if len(fields) != count:
-            raise DumpDamaged("a row has not as many columns as its table")
+            raise DumpDamaged("a row has another number of columns than its table")
         chosen = [fields[place] for place in places]
         if needed is None or chosen[needed] != _NULL:
             yield b"\t".join(chosen) + b"\n"

@@ -229,7 +229,7 @@ def replay(pieces: Iterable[bytes], base: Iterable[bytes] = ()) -> Iterator[byte
         if start != _START or count > _NEAR or size > MOST or stored > 2 * MOST:
             raise DumpDamaged("it is no dump of a series")
         if count and first < begin:
-            raise DumpDamaged("it goes back in the whole dump")
+            raise DumpDamaged("its references to the whole dump are not in order")
         while count and known < first + count:
             if (segment := next(rest, None)) is None:
                 raise DumpDamaged("the whole dump has fewer segments")

@@ -152,7 +152,7 @@ class Spool:
                 raise DumpFailed(
                     f"the dump that waits on this machine for its targets is damaged: {error}",
                     detail=f"in {self.directory}",
-                    hint="the next one is made anew; does this disk return what is written to it?",
+                    hint="the next run makes a new dump; check this disk for errors",
                 ) from error
         self.took(one, target)
 
@@ -224,7 +224,7 @@ class Spool:
         except OSError as error:
             raise DumpDamaged(error.strerror or str(error)) from error
         if (text_bytes, digest.hexdigest()) != one.text:
-            raise DumpDamaged("its SHA-256 is another")
+            raise DumpDamaged("its SHA-256 differs from its record")
 
     def took(self, one: Spooled, target: str) -> None:
         """Notes that a target has a dump. With the last of its targets the dump is removed."""

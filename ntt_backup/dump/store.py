@@ -73,7 +73,7 @@ def list_dumps(store: FileStore) -> list[Stored]:
         raise RemoteDenied(
             f"there are more than {MAX_DUMPS:,} dumps on the target",
             detail=f"{len(names):,} names in {DUMPS.name}",
-            hint="remove what no host of yours has put there, by the tools of the target",
+            hint="remove what none of your hosts has stored there, with the tools of the target",
         )
     recorded = sorted(name for name in names if name + RECORD in files)
     records = dict(_read_records(store, recorded))
@@ -254,7 +254,7 @@ class DumpText:
         After the last piece, `damaged` and `why` are set where the size or the SHA-256 of all
         pieces is not that of the record.
         """
-        digest, size, why = hashlib.sha256(), 0, "its SHA-256 is another"
+        digest, size, why = hashlib.sha256(), 0, "its SHA-256 differs from its record"
         try:
             for piece in pieces:
                 self._on_piece()
@@ -311,7 +311,7 @@ def _at_most(segments: Iterator[bytes], size: int) -> Iterator[bytes]:
     for segment in segments:
         size -= len(segment)
         if size < 0:
-            raise DumpDamaged("it makes more than its record says")
+            raise DumpDamaged("its content is longer than its record says")
         yield segment
 
 

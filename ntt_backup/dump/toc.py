@@ -316,14 +316,14 @@ def read(head: bytes) -> Toc:
     version = (file.byte(), file.byte())
     file.byte()  # The revision.
     if not _OLDEST <= version <= _NEWEST:
-        raise DumpDamaged(f"its format {version[0]}.{version[1]} is not known here")
+        raise DumpDamaged(f"its format {version[0]}.{version[1]} is unknown to this program")
     file.integer, offset, kind = file.take(3)
     if file.integer not in (4, 8) or offset not in (4, 8) or kind != _CUSTOM:
         raise DumpDamaged("it is no dump of pg_dump in the custom format")
     # Before, it was a level of gzip.
     method = file.byte() if version >= _NAMES_COMPRESSION else int(file.number() != 0)
     if method >= len(_METHODS):
-        raise DumpDamaged("its data are compressed in a way that is not known here")
+        raise DumpDamaged("its data are compressed in a way that is unknown to this program")
     for _ in range(_DATE_PARTS):
         file.number()
     file.texts(3)  # The database, and the versions of the server and of pg_dump.

@@ -179,9 +179,9 @@ class FileStoreByBucket:
         for count, info in enumerate(self.bucket.list(self._below + below), 1):
             if count > self.area.most:
                 raise ProtocolViolation(
-                    f"the bucket lists more {self.area.files} than there can be",
+                    f"the bucket lists more {self.area.files} than are allowed",
                     detail=f"{self.area.most:,} below {self._below}{below}",
-                    hint="somebody else has written there; look at the bucket",
+                    hint="another program has written there: check the bucket",
                 )
             name = info.key.removeprefix(self._below)
             if below and not below.endswith("/") and name != below:

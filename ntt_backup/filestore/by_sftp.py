@@ -350,7 +350,7 @@ class FileStoreBySftp:
             raise RemoteCannotStore(
                 f"the remote refuses {self.area.file}",
                 detail=detail,
-                hint="its server tells no reason: look at the account's quota, and at the disk",
+                hint="the server gives no reason: check the account's quota, and the disk",
             ) from error
 
     def _sweep(self) -> None:

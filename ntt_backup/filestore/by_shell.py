@@ -214,7 +214,7 @@ class FileByShell:
             data = self._answer.hear(self._channel, deadline)
             if data is None:
                 raise RemoteUnreachable(
-                    f"the remote did not answer in time: about {area.files}",
+                    f"the remote did not answer in time: {area.files}",
                     detail=f"waited {patience:.0f} s",
                     hint="its disk may be very slow; run.receipt_timeout is how long it may take",
                 )

@@ -202,7 +202,7 @@ class ReconnectingSharedStore(ReconnectingStore[SharedStore]):
             file = store.stat(name) if len(found) < length else None
             if file is not None and file.size >= start + length:
                 raise RemoteUnreachable(
-                    "the target's answer breaks off",
+                    "the target's answer was cut off",
                     detail=f"{name}: {len(found)} bytes of {length} from {start}",
                     hint="look at the target's log, and at proxies before it",
                 )

@@ -64,7 +64,7 @@ def require_erofs(since: tuple[int, int]) -> None:
     except OSError as error:
         raise MountImpossible(
             "this system cannot mount EROFS",
-            detail="the kernel has none" if error.errno == errno.ENODEV else str(error.strerror),
+            detail="the kernel lacks EROFS" if error.errno == errno.ENODEV else str(error.strerror),
         ) from error
 
 
@@ -76,7 +76,7 @@ def require_fuse() -> None:
         raise MountImpossible(
             "this account cannot mount by FUSE",
             detail=f"/dev/fuse: {error.strerror}",
-            hint="root can, where the kernel has FUSE",
+            hint="call the command as root; the kernel must have FUSE",
         ) from error
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
         raise MountImpossible(
@@ -90,7 +90,7 @@ def require_mount_point(directory: Path) -> None:
         mounted = os.path.ismount(directory)
         os.listdir(directory)
     except OSError as error:
-        hint = "umount -l it first" if error.errno == errno.ENOTCONN else "name another directory"
+        hint = "first: umount -l" if error.errno == errno.ENOTCONN else "name another directory"
         raise MountImpossible(
             f"cannot mount on {directory}", detail=str(error.strerror), hint=hint
         ) from error
@@ -121,7 +121,7 @@ def attach(image: str, devices: Sequence[str], directory: Path) -> None:
         except OSError as error:
             if error.errno == errno.ENOTBLK:
                 raise MountImpossible(
-                    "the image lies where Linux cannot mount files",
+                    "the image is on a file system from which Linux cannot mount files",
                     hint="name a directory on a disk, not on tmpfs: --scratch",
                 ) from error
             said = _said(context) or str(error.strerror)

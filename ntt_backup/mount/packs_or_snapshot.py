@@ -249,6 +249,4 @@ def _writing(what: str, scratch: Path, needs: str) -> Iterator[None]:
 
 def _require_some(built: Built) -> None:
     if not built.blobs:
-        raise MountImpossible(
-            "there is no blob to mount", hint="see what was left out, and --prefix"
-        )
+        raise MountImpossible("no blobs can be mounted", hint="see what was left out, and --prefix")

@@ -260,7 +260,7 @@ def _unanswered(failure: Exception, endpoint: str) -> BackupError:
                 hint="look at HTTPS_PROXY and NO_PROXY",
             )
         case boto.ReadTimeoutError():
-            return RemoteUnreachable("the object store has stopped to answer", detail=detail)
+            return RemoteUnreachable("the object store has stopped answering", detail=detail)
         case boto.HTTPClientError() | boto.IncompleteReadError() | boto.ResponseStreamingError():
             return Passing("the connection to the object store broke", detail=detail)
         case ResponseParserError():

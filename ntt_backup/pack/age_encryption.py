@@ -249,7 +249,7 @@ def _stanza(key: bytes, recipient: bytes) -> bytes:
     try:
         secret = ephemeral.exchange(X25519PublicKey.from_public_bytes(recipient))
     except ValueError:
-        raise SealUnusable("a public key of age is one that nobody can have") from None
+        raise SealUnusable("a public key of age is invalid") from None
     wrap = _cipher(_derive(secret, share + recipient, _X25519))
     body = wrap.encrypt(bytes(12), key, None)
     return b"-> X25519 " + _encode(share) + b"\n" + _encode(body) + b"\n"
@@ -330,7 +330,7 @@ def _cipher(key: bytes) -> ChaCha20Poly1305:
         from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
     except ImportError:
         raise SealUnusable(
-            "sealing needs another library: pip install 'ntt-backup[seal]'"
+            "sealing needs the extra `seal`: pip install 'ntt-backup[seal]'"
         ) from None
     return ChaCha20Poly1305(key)
 

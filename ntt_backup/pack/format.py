@@ -226,7 +226,9 @@ def read_trailer(tail: bytes, size: int) -> Trailer:
     if version == VERSION:
         (said,) = _NAMES.unpack_from(block, _HEAD.size + _TRAILER.size)
     if not _FIRST <= version <= VERSION or codecs > ZSTD_DICTIONARY or said not in _HASHES:
-        raise PackError(f"it has version {version} of the format; this program reads {VERSION}")
+        raise PackError(
+            f"it has version {version} of the format, and this program reads up to {VERSION}"
+        )
     of_pack, of_store, name, mac = ids
     signature = "" if (name, mac) == _UNSIGNED else f"{name.hex()}:{mac.hex()}"
     names = hash_of_names(_HASHES[said])
@@ -234,12 +236,12 @@ def read_trailer(tail: bytes, size: int) -> Trailer:
         entries, table, words, words_bytes, table_sum, of_pack, of_store, signature, names
     )
     if entries > MAX_ENTRIES or table_bytes != trailer.table_bytes:
-        raise PackError("its trailer contradicts itself")
+        raise PackError("its trailer is inconsistent")
     # What is behind the table's begin is kept in memory, so only padding may follow the table.
     if not 0 <= size - TAIL_BYTES - table - table_bytes < BLOCK:
-        raise PackError("its trailer contradicts itself")
+        raise PackError("its trailer is inconsistent")
     if words_bytes > MAX_DICTIONARY or words + words_bytes > table:
-        raise PackError("its trailer contradicts itself")
+        raise PackError("its trailer is inconsistent")
     return trailer
 
 
@@ -262,9 +264,11 @@ class Table:
             if digest <= previous:
                 raise PackError("its table is not in order")
             if codec != RAW and not (codec <= ZSTD_DICTIONARY and stored < raw <= MAX_RAW):
-                raise PackError(f"its table has an entry that no pack may have, {digest.hex()}")
+                raise PackError(f"its table has an invalid entry, {digest.hex()}")
             if (high << 32) + low + stored > limit:
-                raise PackError(f"its table leads outside of it, at {digest.hex()}")
+                raise PackError(
+                    f"an entry of its table points outside of the blobs, {digest.hex()}"
+                )
             previous = digest
             total += stored
         if total > limit:

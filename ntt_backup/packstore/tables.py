@@ -240,13 +240,13 @@ class Tables:
         unseal = self.keyring.unseal if pack.name.sealed else None
         reader = PackReader(read, pack.size, unseal, kept)
         if reader.trailer.pack_id.hex() != pack.name.pack_id:
-            raise PackError("it is another pack than its name says")
+            raise PackError("its id is not that in its name")
         if len(reader.table):
             # Who looks for a blob goes by the names of packs.
             of = PackKey.of_sealed if reader.sealed else PackKey.of
             low, high = reader.table[0].digest, reader.table[len(reader.table) - 1].digest
             if of(low, high, reader.trailer.pack_id)[:2] != pack.name[:2]:
-                raise PackError("it has other blobs than its name says")
+                raise PackError("its blobs are not those in its name")
         if reader.sealed and (keys := self._keys):
             by = keys.origin(OF_PACKS, reader.trailer.signed, reader.trailer.signature)
             if by is not Origin.OURS:

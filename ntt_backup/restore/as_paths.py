@@ -148,8 +148,8 @@ class FileRestore:
                 done = work.run(target, workers, on_progress, trust_size=trust_size)
                 if not self._seen:
                     raise ConfigError(
-                        "no file is listed that was chosen",
-                        hint="see --path, --with-gone, --prefix and --query",
+                        "none of the listed files was chosen",
+                        hint="check --path, --with-gone, --prefix and --query",
                     )
                 notes.seek(0)
                 self._place(target, notes, lambda: on_progress(done))
@@ -296,7 +296,7 @@ def _checked(file: ListedFile) -> tuple[str, str]:
     path = _below(file)
     first, *others = path.split("/")
     if first == SCRATCH or first.startswith(f"{SCRATCH}-"):
-        raise Refused("a restore needs this name for itself")
+        raise Refused("this name is reserved for the restore")
     if len(others) > _MOST_LEVELS:
         raise Refused("its path has too many levels")
     return split(path)

@@ -108,7 +108,7 @@ class Oversized(BackupError):
     """A target sends a larger blob than the catalog has, which is not received."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__("a blob is too large", detail=failure.detail)
+        super().__init__("a blob is larger than expected", detail=failure.detail)
         self.failure = failure
 
 

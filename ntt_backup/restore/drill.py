@@ -244,4 +244,8 @@ def _require_empty(settings: RemoteConfig, scratch: Path) -> None:
             )
     except (OSError, RuntimeError) as error:  # A loop of links.
         said = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot use {scratch}", detail=said) from error
+        raise ConfigError(
+            f"cannot use {scratch}",
+            detail=said,
+            hint="name a directory in which this user may write",
+        ) from error

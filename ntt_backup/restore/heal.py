@@ -307,7 +307,7 @@ class Healing:
             raise RemoteUnreachable(
                 "no target can be asked",
                 detail="; ".join(f"{name}: {one}" for name, one in self._errors.items()),
-                hint="`ntt-backup-remote --target NAME check` says what each of them lacks",
+                hint="`ntt-backup-remote --target NAME check` says why",
             )
 
     def _fetch(

@@ -57,7 +57,7 @@ def require_set(name: str) -> None:
     if not is_set(name):
         raise ConfigError(
             f"{name!r} is not the name of a snapshot set",
-            hint="it is lowercase letters, digits, _ and -, at most 31, a letter or digit first",
+            hint="it has at most 31 characters of a-z 0-9 _ -, and begins with a-z or 0-9",
         )
 
 
@@ -73,8 +73,8 @@ def new_version(now: datetime, newest: str = "") -> str:
         time = max(now, begun(newest) + timedelta(seconds=1)) if newest else now
     except OverflowError:
         raise RemoteError(
-            f"no version can come behind {newest}",
-            hint="no take has made it: remove its directory below snapshots/ on the target",
+            f"no version can be newer than {newest}",
+            hint="no take made that version: remove its directory below snapshots/ on the target",
         ) from None
     return f"{stamp(time)}-{secrets.token_hex(4)}"
 

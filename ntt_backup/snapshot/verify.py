@@ -265,7 +265,7 @@ class _Check:
             digest.update(piece)
         if digest.hexdigest() == trailer.map_sha256:
             return content(self._repository, file)
-        self._found.add(version, "it is not what was written", file=file.name)
+        self._found.add(version, "its content was altered", file=file.name)
         return None
 
     def _compare(

@@ -174,7 +174,7 @@ def test_a_places_file_is_read_without_this_program_and_goes_with_its_dump(
     # A damaged one is told, and not used.
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     done = restore(env, "--places", "latest", code=7, to="nothing")
-    assert "its SHA-256 is another" in done["error"]
+    assert "its SHA-256 differs from its record" in done["error"]
     assert not (env.root / "nothing").exists()
 
 
@@ -190,7 +190,7 @@ def test_what_is_chosen_comes_back_and_what_is_wrong_there_is_replaced(
         name: wanted[name] for name in NAMES if name.startswith(b"a/")
     }
     assert counts(restore(env, "--path", "tw?*", to="two")) == (1, 0, 0)
-    assert "no file is listed" in restore(env, "--path", "none", code=2, to="none")["error"]
+    assert "none of the listed files" in restore(env, "--path", "none", code=2, to="none")["error"]
 
     (back / "a/one").write_bytes(b"w" * 4995)
     (back / "copy").symlink_to("/etc/passwd")

@@ -359,7 +359,7 @@ def test_a_statement_in_the_place_of_a_copy_is_not_executed(
         path.unlink()
     done = restore(env, database_url, "--trust-target", "--dump", PLANTED, expect=7)
     assert (
-        f"{PLANTED} is damaged: the columns of TABLE DATA public.blobs cannot be told"
+        f"{PLANTED} is damaged: the columns of TABLE DATA public.blobs cannot be determined"
         in done.stderr
     )
     assert is_empty(database_url)

@@ -337,7 +337,7 @@ def test_what_cannot_be_taken_has_its_exit_code_and_one_clear_line(machine: Mach
     assert "NOT taken: 1 that could not be read" in done.stdout
     machine.files.rmdir()
     said = machine.call("take", "etc", expect=2)
-    assert "nothing of the snapshot set etc is there" in said
+    assert "no path of the snapshot set etc exists" in said
     machine.target.rename(machine.root / "elsewhere")
     machine.call("take", "home", "/bin/sh", expect=6)
 

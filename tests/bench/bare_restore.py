@@ -104,7 +104,7 @@ def restore(version: Path, root: int, last: IO[bytes], part: int, parts: int) ->
         data = os.pread(pack_file, stored, offset)
         said = zstandard.get_frame_parameters(data)
         if not said.has_checksum or said.content_size > _MAX_CONTENT:
-            raise ValueError("a super block is not what was written")
+            raise ValueError("a super block is damaged")
         return memoryview(unpacker.decompress(data, allow_extra_data=False))
 
     with (version / "manifest").open("rb") as file:

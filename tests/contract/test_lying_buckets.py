@@ -429,7 +429,7 @@ def test_an_answer_that_dribbles_is_given_up(
 
     liar.say = dribble
     try:
-        with pytest.raises(RemoteUnreachable, match="stopped to answer"):
+        with pytest.raises(RemoteUnreachable, match="stopped answering"):
             list(bucket.list("packs/"))
     finally:
         ended.set()

@@ -504,11 +504,11 @@ def test_a_dump_for_which_there_is_no_memory_is_damaged(monkeypatch: pytest.Monk
     [
         ("", {}, "", ""),
         # A few kilobytes may make terabytes; those of a base that are passed over, too.
-        ("1", {"text_bytes": 2000}, "2", "it makes more than its record says"),
-        ("2", {"text_bytes": 2000}, "2", "it makes more than its record says"),
-        ("2", {"text_sha256": "ab" * 32}, "2", "its SHA-256 is another"),
-        ("2", {"sha256": "ab" * 32}, "2", "its SHA-256 is another"),
-        ("1", {"sha256": "ab" * 32}, "1", "its SHA-256 is another"),
+        ("1", {"text_bytes": 2000}, "2", "its content is longer than its record says"),
+        ("2", {"text_bytes": 2000}, "2", "its content is longer than its record says"),
+        ("2", {"text_sha256": "ab" * 32}, "2", "its SHA-256 differs from its record"),
+        ("2", {"sha256": "ab" * 32}, "2", "its SHA-256 differs from its record"),
+        ("1", {"sha256": "ab" * 32}, "1", "its SHA-256 differs from its record"),
     ],
 )
 def test_a_text_is_what_the_records_say(

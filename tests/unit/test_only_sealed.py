@@ -206,7 +206,7 @@ def test_a_pack_under_another_packs_name_is_refused(
     bucket.objects[first.key] = bucket.objects[second.key]
     name = PackKey.read(first.key)
     assert name is not None
-    with pytest.raises(PackError, match="another pack than its name says"):
+    with pytest.raises(PackError, match="id is not that in its name"):
         tables(tmp_path, owner, unsealed_until=(NOW + timedelta(days=2)).date()).open(
             PackObject(name, second.size, NOW)
         )
@@ -225,7 +225,7 @@ def test_a_planted_pack_is_not_mounted_whatever_its_name_says(
     bucket.objects[pack.name._replace(kind=kind).key] = bucket.objects.pop(pack.key)
     settings = bucket_settings(recipients=[owner.public])
     told: list[str] = []
-    why = {"tar": "there is no blob to mount", "tar.age": "is sealed: that cannot be mounted"}[kind]
+    why = {"tar": "no blobs can be mounted", "tar.age": "is sealed: that cannot be mounted"}[kind]
     with pytest.raises(MountImpossible, match=why):
         of_bucket(cast(Common, SimpleNamespace(load=lambda _: settings)))(
             tmp_path, MountOptions(tmp_path, "", told.append)
@@ -382,7 +382,7 @@ def test_a_listing_is_bounded(area: Area) -> None:
         for number in range(4):
             assert list(store.list()) == []
             bucket.put(f"{area.name}/{number}", b"", sha256(b"").digest())
-        with pytest.raises(ProtocolViolation, match=f"more {area.files} than there can be"):
+        with pytest.raises(ProtocolViolation, match=f"more {area.files} than are allowed"):
             list(store.list())
 
 

@@ -111,7 +111,7 @@ def test_an_object_in_an_archive_class_is_no_outage() -> None:
     [
         (tls("CERTIFICATE_VERIFY_FAILED"), RemoteDenied, "not trusted"),
         (tls("EOF occurred"), RemoteUnreachable, "TLS"),
-        (boto.ReadTimeoutError(endpoint_url=""), RemoteUnreachable, "stopped to answer"),
+        (boto.ReadTimeoutError(endpoint_url=""), RemoteUnreachable, "stopped answering"),
         (boto.ConnectTimeoutError(endpoint_url=""), RemoteUnreachable, "does not answer"),
         (boto.ProxyConnectionError(proxy_url=""), RemoteUnreachable, "proxy"),
         (boto.UnauthorizedSSOTokenError(), RemoteDenied, "credentials cannot be fetched"),

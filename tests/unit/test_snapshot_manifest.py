@@ -247,10 +247,10 @@ def test_a_manifest_is_written_as_it_grows() -> None:
 @pytest.mark.parametrize(
     ("seal", "why"),
     [
-        (b"%b\n\n", "something else than a seal"),
-        (b"%b", "breaks off|something else than a seal"),
-        (b"%b\n%b\n", "something else than a seal"),
-        (b"%b\nx", "breaks off"),
+        (b"%b\n\n", "not end with a seal"),
+        (b"%b", "cut off|not end with a seal"),
+        (b"%b\n%b\n", "not end with a seal"),
+        (b"%b\nx", "cut off"),
         (b"{}\n", "has no seal"),
         (b'{"blake3":1}\n', "has no seal"),
         (b'{"blake3":"ab"}\n', "has no seal"),
@@ -268,7 +268,7 @@ def test_what_is_no_seal_is_refused(seal: bytes, why: str) -> None:
 @pytest.mark.parametrize(
     ("member", "why"),
     [
-        ({"x": "\U0001f600" + "A" * (3 << 20)}, "a line of a manifest is too long"),
+        ({"x": "\U0001f600" + "A" * (3 << 20)}, "a line of the manifest is too long"),
         ({"host": "\U0001f600" + "A" * (128 << 10)}, "the header of a manifest"),
         ({"roots": ["/srv" + "A" * (64 << 10), "/etc" + "A" * (64 << 10)]}, "the header"),
     ],

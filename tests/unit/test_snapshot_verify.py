@@ -75,7 +75,7 @@ def test_a_map_that_is_not_what_was_written_is_told(taken: Taker) -> None:
     data[len(data) // 2] ^= 1
     taken.repository.files[file] = bytes(data)
     found = check(taken, share=1.0)
-    assert ("it is not what was written", file) in {(one.detail, one.file) for one in found.wrong}
+    assert ("its content was altered", file) in {(one.detail, one.file) for one in found.wrong}
 
 
 def test_an_outage_ends_the_check(taken: Taker) -> None:

@@ -232,7 +232,7 @@ def test_a_set_comes_from_the_settings_or_from_arguments(
     ("name", "paths", "said"),
     [
         ("home", [], "no set home is in the configuration, and no paths are given"),
-        ("etc", ["/srv"], r"the paths of etc stand under \[snapshots.etc\]"),
+        ("etc", ["/srv"], r"the paths of etc are set in \[snapshots.etc\]"),
         ("../etc", ["/srv"], "is not the name of a snapshot set"),
         ("home", ["/srv/../etc"], "may mean two directories"),
         ("home", ["/srv", ""], "a path is empty"),

@@ -160,7 +160,7 @@ class MapReader:
         while wanted:
             piece = self._stream.read(min(wanted, _PIECE))
             if not piece:
-                raise SnapshotDamaged("a map breaks off")
+                raise SnapshotDamaged("the map is cut off")
             found.append(piece)
             wanted -= len(piece)
         self.skip(of - blocks)

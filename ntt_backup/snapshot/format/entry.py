@@ -274,7 +274,7 @@ def path_of(line: bytes) -> str:
         require(text.startswith(',"', end))
         check_text(path)
     except ValueError as error:
-        raise SnapshotDamaged("an entry of a manifest has no path") from error
+        raise SnapshotDamaged("an entry of the manifest has no path") from error
     return str(path)
 
 

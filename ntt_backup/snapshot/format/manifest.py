@@ -254,7 +254,7 @@ class ManifestReader:
             if rest:
                 break
         else:
-            raise SnapshotDamaged("a manifest breaks off")
+            raise SnapshotDamaged("the manifest is cut off")
         last = [rest]
         del rest  # The trailer may have megabytes, too.
         self._end(last, count)
@@ -269,14 +269,14 @@ class ManifestReader:
         for block in self._blocks:
             last.append(block)
             if sum(map(len, last)) > MAX_LINE:
-                raise SnapshotDamaged("the trailer of a manifest is too long")
+                raise SnapshotDamaged("the trailer of the manifest is too long")
         seal = _take_seal(last, self.header_sum)
         self._digest.update(last[0])
         if seal.digest != self._digest.hexdigest():
-            raise SnapshotDamaged("a manifest has not the sum that stands in it")
+            raise SnapshotDamaged("the checksum of the manifest is wrong")
         trailer = _trailer(_object(last.pop()))
         if trailer.files != count:
-            raise SnapshotDamaged("a manifest has not the number of entries that stands in it")
+            raise SnapshotDamaged("the manifest has another number of entries than it says")
         self.trailer, self.seal = trailer, seal
 
 
@@ -287,10 +287,10 @@ def tail_size(end: bytes) -> int:
         SnapshotDamaged: The bytes are not the end of a manifest.
     """
     if len(end) != END_BYTES or not end.startswith(_SKIPPED):
-        raise SnapshotDamaged("a manifest breaks off")
+        raise SnapshotDamaged("the manifest is cut off")
     length = int(_END.unpack(end)[1])
     if length > MAX_LINE:
-        raise SnapshotDamaged("the trailer of a manifest is too long")
+        raise SnapshotDamaged("the trailer of the manifest is too long")
     return length + END_BYTES
 
 
@@ -317,11 +317,11 @@ def _take_seal(last: list[bytes], header_sum: bytes) -> Seal:
     lines = b"".join(last)
     line, end, rest = lines.partition(b"\n")
     if rest.count(b"\n") != 1 or rest[-1:] != b"\n":
-        raise SnapshotDamaged("a manifest has something else than a seal at its end")
+        raise SnapshotDamaged("the manifest does not end with a seal")
     said = _object(rest)
     digest, signature = said.get("blake3"), said.get("signature", "")
     if type(digest) is not str or not is_sum(digest) or type(signature) is not str:
-        raise SnapshotDamaged("a manifest has no seal")
+        raise SnapshotDamaged("the manifest has no seal")
     last[:] = [line + end]
     return Seal(digest, signature, header_sum, blake3(last[0]).digest())
 
@@ -333,7 +333,7 @@ def _compressor() -> zstandard.ZstdCompressor:
 def _in_order(last: bytes, keys: list[bytes]) -> bytes:
     """Returns the last key. Raises SnapshotDamaged where one is not above that before it."""
     if not last < keys[0] or not all(starmap(lt, pairwise(keys))):
-        raise SnapshotDamaged("the entries of a manifest are not in order")
+        raise SnapshotDamaged("the entries of the manifest are not in order")
     return keys[-1]
 
 
@@ -357,9 +357,9 @@ def _whole_lines(stream: ZstdStream, first: int = MAX_LINE) -> Iterator[bytes]:
             rest.append(piece)
             length += len(piece)
             if length > most:
-                raise SnapshotDamaged("a line of a manifest is too long")
+                raise SnapshotDamaged("a line of the manifest is too long")
     if length:
-        raise SnapshotDamaged("a manifest breaks off")
+        raise SnapshotDamaged("the manifest is cut off")
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -369,9 +369,9 @@ def _object(line: bytes) -> dict[str, Any]:
         del line  # Where the caller has kept it no longer, either: it may have megabytes.
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SnapshotDamaged("a line of a manifest is not JSON") from error
+        raise SnapshotDamaged("a line of the manifest is not JSON") from error
     if not isinstance(found, dict):
-        raise SnapshotDamaged("a line of a manifest is out of place")
+        raise SnapshotDamaged("a line of the manifest is out of place")
     return found
 
 

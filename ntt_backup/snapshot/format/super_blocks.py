@@ -196,7 +196,7 @@ def read_super_block(data: Buffer) -> bytes:
             and said.content_size <= MAX_SUPER_BLOCK
         ):
             return _own.zstd.decompress(data, allow_extra_data=False)
-    raise SnapshotDamaged("a super block is not what was written")
+    raise SnapshotDamaged("a super block is damaged")
 
 
 class ZstdStream:

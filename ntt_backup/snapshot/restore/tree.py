@@ -193,7 +193,7 @@ def split(path: str) -> tuple[str, str]:
     if name in _NO_NAMES or path[0] == "/":
         raise Refused("its path is not a path below the directory")
     if path == MARKER:
-        raise Refused("a restore needs this name for itself")
+        raise Refused("this name is reserved for the restore")
     return above, name
 
 

@@ -91,7 +91,7 @@ class LastVersion:
             pass
         trailer = self._manifest.trailer
         if trailer is None or self._digest.hexdigest() != trailer.map_sha256:
-            raise SnapshotDamaged("a map is not what was written")
+            raise SnapshotDamaged("the checksum of the map is wrong")
         return trailer
 
     def _blocks(self, size: int) -> int:
@@ -175,7 +175,7 @@ class Copies:
 def cannot_keep(error: OSError) -> DestinationError:
     """Returns what is raised where the copies cannot be written."""
     return DestinationError(
-        "what a snapshot needs on this machine cannot be written",
+        "temporary files of a snapshot cannot be written on this machine",
         detail=str(error),
         hint="free space there, or set XDG_CACHE_HOME or TMPDIR to another directory",
     )

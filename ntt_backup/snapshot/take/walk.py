@@ -62,7 +62,7 @@ class SnapshotSet:
             else:
                 return
         raise SourceError(
-            f"nothing of the snapshot set {self.name} is there",
+            f"no path of the snapshot set {self.name} exists",
             detail=reasons[0],
             hint="mount its disk, or correct its paths",
         )
@@ -80,8 +80,8 @@ def find_set(
     found = settings.snapshots.get(name)
     if found is not None and (paths or exclude):
         raise ConfigError(
-            f"the paths of {name} stand under [snapshots.{name}] in the configuration",
-            hint="name no paths, or take a set of another name",
+            f"the paths of {name} are set in [snapshots.{name}] of the configuration",
+            hint="give no paths, or name another set",
         )
     if found is not None:
         return of_settings(name, found)
