@@ -430,6 +430,9 @@ def _all_well(facts: TargetFacts, now: datetime) -> str:
             return f"All blobs are copied, but {many(unread, 'file is', 'files are')} not read yet"
         if state.pending == 0:
             watches = "; it waits for new ones" if facts.daemon.watch else ""
+            # They came since the daemon last asked the catalog.
+            if facts.totals and facts.totals.pending and "pending" not in facts.totals.estimated:
+                return f"{_blobs_pending(facts)} pending; it waits for its next look at the catalog"
             return f"All blobs are copied{watches}"
         does = {worker.state for worker in facts.workers}
         if does <= {"starting"}:

@@ -261,7 +261,10 @@ def _totals(totals: Totals) -> list[tuple[str, str]]:
         ("copied", totals.copied, totals.copied_bytes, {}),
         ("failed", totals.failed, totals.failed_bytes, totals.failed_by_reason),
     ):
-        rows.append((state, amount(blobs, bytes_, estimated=state in guessed)))
+        said = amount(blobs, bytes_, estimated=state in guessed)
+        if state == "pending" and blobs and not bytes_ and totals.unsized:
+            said = f"{many(blobs, 'blob')}, size not known yet"
+        rows.append((state, said))
         rows += [("", f"{count:,} {reason}") for reason, count in sorted(reasons.items())]
     if totals.unsized:
         guess = "unsized" in guessed

@@ -85,6 +85,18 @@ def test_a_key_that_is_not_to_be_had_is_asked_for(tmp_path: Path, content: str |
     assert "\x1b" not in text
 
 
+def test_the_key_is_the_one_that_ssh_takes_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/id_ed25519.pub").write_text(PUBLIC + "\n")
+    text = steps(remote())
+    assert key_line(remote()) in text.splitlines()
+    assert PUBLIC in text
+    assert "If ssh takes another one" in text
+
+
 def test_the_steps_hold_the_line_by_itself(identity: Path) -> None:
     text = steps(remote(identity=identity))
     assert key_line(remote(identity=identity)) in text.splitlines()

@@ -138,6 +138,11 @@ OLD_COUNT = replace(KEPT, counted_at=NOW - 2 * DAY)
         ),
         (WAITING, "Proved copies were last counted", facts(settings=PROMISED, count=OLD_COUNT)),
         (HEALTHY, "Sending: 77 blobs left, about 1 min 30 s", facts(daemon=daemon())),
+        (
+            HEALTHY,
+            "5 blobs are pending; it waits for its",
+            facts(totals=PENDING, daemon=NOTHING_LEFT),
+        ),
         (HEALTHY, "A run is starting", uncounted("starting")),
         (HEALTHY, "It waits for new blobs", uncounted("idle")),
         (HEALTHY, "Sending: 10 blobs copied so far", uncounted("sending")),

@@ -136,6 +136,12 @@ def test_estimated_figures_are_marked() -> None:
     assert "about" not in drawn()
 
 
+def test_blobs_without_any_size_are_not_said_to_be_empty() -> None:
+    text = drawn(totals=replace(TOTALS, pending=8, pending_bytes=0, unsized=8))
+    assert "8 blobs, size not known yet" in text
+    assert "0 Bytes" not in text
+
+
 def test_the_health_is_told_to_people_and_programs() -> None:
     bad = status_of([a_run(outcome="error", exit_code=6, reason="the remote is full")], unknown=3)
     health = bad.json()["health"]

@@ -349,6 +349,11 @@ def steps(remote: RemoteSettings, names: HashOfNames = "blake3") -> str:
             "   The key is not known: set remote.identity_file. Its public half is shown by",
             f"       ssh-keygen -y -f {name}",
         ]
+    elif remote.identity_file is None:
+        lines[-2:-2] = [
+            "   The key is that of ~/.ssh/id_ed25519. If ssh takes another one, set",
+            "   remote.identity_file, and call this again.",
+        ]
     return "\n".join(lines)
 
 
@@ -363,9 +368,12 @@ def write_receiver(path: Path) -> None:
 
 
 def public_key(identity: Path | None) -> str | None:
-    """Returns the key that belongs to an identity file; None where it is not to be read."""
-    if identity is None:
-        return None
+    """Returns the key that belongs to an identity file; None where it is not to be read.
+
+    Args:
+        identity: The file; None: the one that ssh takes by itself.
+    """
+    identity = identity or Path("~/.ssh/id_ed25519").expanduser()
     try:
         text = identity.with_name(f"{identity.name}.pub").read_text("utf-8")
     except (OSError, ValueError):
