@@ -131,6 +131,13 @@ def service_files(
     yield ServiceFile(SETTINGS, (sample / SETTINGS.name).read_text("utf-8"))
 
 
+def is_sample(path: Path) -> bool:
+    """Returns whether a settings file is the sample of the service, unchanged."""
+    with suppress(OSError):
+        return _read(path) == (_sample() / SETTINGS.name).read_text("utf-8")
+    return False
+
+
 def user_files(user: str) -> Iterator[ServiceFile]:
     """Yields the drop-ins that have the units run as another account."""
     yield from _drop_ins(_OF_USER, "user.conf", _AS_USER.format(user=user))

@@ -7,7 +7,8 @@ import shutil
 import signal
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,11 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.cli.commands import setup
+from ntt_backup.config import Settings
+from ntt_backup.daemon.service_files import USER, is_sample
 from ntt_backup.errors import BackupError, ConfigError
 from ntt_backup.process.embedded import NAME
+from ntt_backup.process.spawn import Child, start
 from tests.helpers import program
 from tests.helpers.blobs import put, tree
 from tests.helpers.parallel import memory
@@ -183,6 +187,56 @@ def test_what_others_have_made_is_not_removed(host: Host) -> None:
     with pytest.raises(ConfigError):
         setup._do([step], [other], None)
     assert other.read_text() == "of another setup"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_sample_of_the_service_counts_as_no_settings(
+    host: Host, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """The package installs it, so `setup` would refuse on each such host."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    sample = Path(setup.__file__).parents[3] / "systemd" / "backup-remote.toml"
+    host.config.parent.mkdir()
+    shutil.copy(sample, host.config)
+    assert is_sample(host.config)
+    step = setup._written(host.config, {"source.root": "/srv/other"}, {})
+    steps = [step, setup.Step("two", partial(setup._call, ("false",)))] if fails else [step]
+    with suppress(BackupError):
+        setup._do(steps, [], None)
+    assert is_sample(host.config) == fails
+    assert fails or "/srv/other" in host.config.read_text()
+
+
+def test_the_remote_is_asked_as_the_user_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root has other keys, and knows other hosts."""
+    remote = Settings(
+        source={"root": "/srv"}, remote={"url": "ssh://v@127.0.0.1/srv/b"}, target="remote"
+    )
+    called: list[tuple[str, ...]] = []
+
+    def record(argv: Sequence[str], **_: object) -> Child:
+        called.append(tuple(argv))
+        return start(["true"])
+
+    monkeypatch.setattr(setup, "start", record)
+    monkeypatch.setattr(setup, "_has_account", lambda: True)
+    [*setup._preparations(remote, USER)]
+    assert ("runuser", "-u", USER, "--", "ssh") in {argv[:5] for argv in called}
+
+    monkeypatch.setattr(setup, "_has_account", lambda: False)
+    with pytest.raises(ConfigError, match="its key") as refused:
+        [*setup._preparations(remote, USER)]
+    assert "install-service" in refused.value.hint
+
+
+def test_a_second_call_may_meet_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(argv: Sequence[str]) -> None:
+        raise BackupError("check ended with 3", exit_code=3)
+
+    monkeypatch.setattr(setup, "_call", call)
+    setup._check(["program"], changes=False)
+    with pytest.raises(BackupError):
+        setup._check(["program"], changes=True)
 
 
 def test_only_steps_that_were_done_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,7 +351,7 @@ def steps(remote: RemoteSettings, names: HashOfNames = "blake3") -> str:
         ]
     elif remote.identity_file is None:
         lines[-2:-2] = [
-            "   The key is that of ~/.ssh/id_ed25519. If ssh takes another one, set",
+            f"   The key is that of {_own_key()}. If ssh takes another one, set",
             "   remote.identity_file, and call this again.",
         ]
     return "\n".join(lines)
@@ -367,13 +367,17 @@ def write_receiver(path: Path) -> None:
             file.write(standalone().encode())
 
 
+def _own_key() -> Path:
+    return Path("~/.ssh/id_ed25519").expanduser()
+
+
 def public_key(identity: Path | None) -> str | None:
     """Returns the key that belongs to an identity file; None where it is not to be read.
 
     Args:
         identity: The file; None: the one that ssh takes by itself.
     """
-    identity = identity or Path("~/.ssh/id_ed25519").expanduser()
+    identity = identity or _own_key()
     try:
         text = identity.with_name(f"{identity.name}.pub").read_text("utf-8")
     except (OSError, ValueError):

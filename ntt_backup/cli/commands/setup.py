@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -35,8 +36,8 @@ from ntt_backup.config.display import HIDDEN, settings_in_effect
 from ntt_backup.config.sections import SERVICE_HOME, state_directory
 from ntt_backup.config.signing_key import SERVICE_KEY, key_file
 from ntt_backup.config.values import FORMS, parse_target_url
-from ntt_backup.daemon.service_files import UNITS, USER
-from ntt_backup.errors import BackupError, CatalogError, ConfigError, complete
+from ntt_backup.daemon.service_files import UNITS, USER, is_sample
+from ntt_backup.errors import BackupError, CatalogError, ConfigError, LockHeld, complete
 from ntt_backup.formatting import duration, many, printable
 from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.process import embedded, postgres
@@ -47,6 +48,7 @@ from ntt_backup.source.store import Store
 _LOCAL: Final = f"postgresql:///{postgres.DATABASE}"
 _SOCKET: Final = Path("/var/run/postgresql/.s.PGSQL.5432")
 _AS_POSTGRES: Final = ("runuser", "-u", "postgres", "--")
+_AS_SERVICE: Final = ("runuser", "-u", USER, "--")
 _OURS: Final = (sys.executable, "-P", "-m", "ntt_backup")
 _SECONDS: Final = 60.0
 # So many files are looked at to say how many are young.
@@ -96,7 +98,7 @@ def setup(
         path = sources.OWN_FILE.expanduser()
     values = dict(_given(files, store, to, catalog, more))
     steps: list[Step] = []
-    if exists := path.exists():
+    if exists := path.exists() and not is_sample(path):
         _require_same(path, values)
     else:
         try:
@@ -112,15 +114,14 @@ def setup(
     if not exists:
         shown = {one.key: one.value for one in settings_in_effect(settings, found.layer)}
         steps.append(_written(path, values, shown))
-    as_user = ("runuser", "-u", USER, "--") if service else ()
-    program = (*as_user, *_OURS, "--config", str(path))
+    program = (*(_AS_SERVICE if service else ()), *_OURS, "--config", str(path))
     steps += _preparations(settings, USER if service else "root")
     if steps or _status((*program, "run", "--dry-run")):
         steps.append(Step("prepare the catalog: init-db", partial(_call, (*program, "init-db"))))
         if not settings.by_path:
             steps.append(Step("register the store: scan", partial(_call, (*program, "scan"))))
     changes = bool(steps)
-    steps.append(Step("check everything: check", partial(_call, (*program, "check"))))
+    steps.append(Step("check everything: check", partial(_check, program, changes=changes)))
     for number, step in enumerate(steps, 1):
         click.echo(f"{number}. {step.says}")
     if changes and not yes and not _confirmed():
@@ -168,7 +169,8 @@ def _do(steps: Sequence[Step], new: Sequence[Path], server: Path | None) -> None
         for undo in (step.undo for step in reversed(done) if step.undo):
             with suppress(BackupError, OSError):
                 undo()
-        click.echo("--- undone: what setup has made is removed again", err=True)
+        if done or new:
+            click.echo("--- undone: what setup has made is removed again", err=True)
         raise
 
 
@@ -305,7 +307,10 @@ def _found_catalog(*, service: bool) -> str:
 
 
 def _written(path: Path, values: Mapping[str, Any], shown: Mapping[str, Any]) -> Step:
-    """Returns the step that writes the settings file. shown: the values without secrets."""
+    """Returns the step that writes the settings file, also in the place of a sample.
+
+    shown: the values without secrets.
+    """
     text = _HEAD + _toml(values)
     try:
         data = text.encode()
@@ -315,16 +320,20 @@ def _written(path: Path, values: Mapping[str, Any], shown: Mapping[str, Any]) ->
         raise ConfigError("a value cannot be written into a settings file", hint=hint) from None
     lines = _toml({key: shown.get(key, HIDDEN) for key in values}).splitlines()
     says = "\n     ".join(map(printable, filter(None, lines)))
-    mode = 0o600 if os.geteuid() else 0o640
+    mode, owner = 0o600 if os.geteuid() else 0o640, None
+    replaced = path.read_bytes() if is_sample(path) else None
+    if replaced is not None:
+        owner = (os.lstat(path).st_uid, os.lstat(path).st_gid)
 
-    def write() -> None:
+    def write(content: bytes) -> None:
         try:
-            write_durably(path, data, mode, replace=False)
+            write_durably(path, content, mode, owner=owner, replace=replaced is not None)
         except OSError as error:
             said = error.strerror or str(error)
             raise ConfigError(f"cannot write {path}", detail=said) from error
 
-    return Step(f"write the settings into {path}\n     {says}", write)
+    undo = None if replaced is None else partial(write, replaced)
+    return Step(f"write the settings into {path}\n     {says}", partial(write, data), undo)
 
 
 def _toml(values: Mapping[str, Any]) -> str:
@@ -358,6 +367,15 @@ def _call(argv: Sequence[str]) -> None:
     if status:
         code = status if status > 0 else 128 - status
         raise BackupError(f"{argv[-1]} ended with {code}", exit_code=code)
+
+
+def _check(program: Sequence[str], *, changes: bool) -> None:
+    try:
+        _call((*program, "check"))
+    except BackupError as error:
+        if changes or error.exit_code != LockHeld.exit_code:
+            raise
+        click.echo("a run of this backup is at work, which `ntt-backup-remote why` judges")
 
 
 def _status(argv: Sequence[str]) -> int:
@@ -400,9 +418,20 @@ def _preparations(settings: Settings, user: str) -> Iterator[Step]:
                 )
     if remote.kind == "file" and not Path(remote.path).is_dir():
         yield Step(f"make {remote.path}", partial(_make_place, Path(remote.path), user))
-    elif remote.kind == "ssh" and not _is_there(remote):
+    elif remote.kind == "ssh":
+        if user == USER and not _has_account():
+            raise ConfigError(
+                f"there is no account {USER} yet, and the remote has to accept its key",
+                hint="call `ntt-backup-remote install-service`, make a key and known_hosts for that"
+                " account as docs/install.md says, then call this again",
+            )
+        as_user = _AS_SERVICE if user == USER else ()
+        if _is_there(remote, as_user):
+            return
         made, gone = (
-            partial(_call, transport_to(remote).argv(f"{do} {shlex.quote(remote.path)}"))
+            partial(
+                _call, (*as_user, *transport_to(remote).argv(f"{do} {shlex.quote(remote.path)}"))
+            )
             for do in ("mkdir -p", "rmdir")
         )
         yield Step(f"make {remote.path} on {remote.host}", made, gone)
@@ -417,19 +446,34 @@ def _make_place(place: Path, user: str) -> None:
         raise ConfigError(f"cannot make {place}", detail=error.strerror or str(error)) from error
 
 
-def _is_there(remote: RemoteSettings) -> bool:
-    """Returns whether the remote has the directory of the target. Raises RemoteError."""
+def _has_account() -> bool:
+    try:
+        pwd.getpwnam(USER)
+    except KeyError:
+        return False
+    return True
+
+
+def _is_there(remote: RemoteSettings, as_user: Sequence[str]) -> bool:
+    """Returns whether the remote has the directory of the target. Raises RemoteError.
+
+    as_user: what the program is called by for the user of the service, else nothing.
+    """
     transport = transport_to(remote)
-    child = start(
-        transport.argv(f"test -d {shlex.quote(remote.path)}"), env=transport.environment()
-    )
+    argv = (*as_user, *transport.argv(f"test -d {shlex.quote(remote.path)}"))
+    child = start(argv, env=transport.environment())
     child.close_stdin()
     child.output(transport.connect_timeout)
     if (status := child.kill()) in (0, 1):
         return status == 0
     error = transport.explain(status, child.stderr.text)
-    keys = [remote.identity_file, *(Path("~/.ssh", f"id_{one}") for one in ("ed25519", "rsa"))]
-    for line in filter(None, (public_key(key and key.expanduser()) for key in keys)):
+    if as_user:
+        error.hint += f"; the user is {USER}: see docs/install.md for its key and known_hosts"
+    home = SERVICE_HOME if as_user else Path("~").expanduser()
+    keys = [home / ".ssh" / f"id_{one}" for one in ("ed25519", "rsa")]
+    if remote.identity_file is not None:
+        keys = [remote.identity_file.expanduser()]
+    for line in filter(None, map(public_key, keys)):
         error.hint += f"; the line for ~/.ssh/authorized_keys there: {line}"
         break
     raise error
@@ -464,4 +508,5 @@ def _next(settings: Settings, *, service: bool) -> Iterator[str]:
         yield "next: `ntt-backup-remote run --once` makes the backup, and"
         yield "`ntt-backup-remote verify` proves the copies; docs/restore-drill.md has the drill"
     if remote.kind == "ssh":
-        yield "`ntt-backup-remote install-receiver --print`: how the key can only back up"
+        user = f"runuser -u {USER} -- " * service
+        yield f"`{user}ntt-backup-remote install-receiver --print`: how the key can only back up"
