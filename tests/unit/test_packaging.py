@@ -78,6 +78,38 @@ def test_wheel_and_sdist_hold_what_they_must_and_no_tests(dist: Path) -> None:
     assert [name for name in inside | names if name.startswith(("tests", "."))] == [".gitignore"]
 
 
+def test_a_purge_follows_no_link_and_leaves_keys(tmp_path: Path) -> None:
+    """The script is run with a root of its own, and without the user's removal."""
+    script = (PROJECT / "bin/packaging/debian/postrm").read_text()
+    script = re.sub(r"(?<=[ =\"'])/(?=(?:var|etc|run)/)", f"{tmp_path}/", script)
+    script = script.replace("getent passwd", "false")
+    assert not re.search(r"(?<!\w)/(var|etc|run)/", script.replace(f"{tmp_path}/", "@"))
+    ours = '{"timestamp": "2026-01-01", "level": "info", "event": "run_start", "run_id": "1"}\n'
+    kept = {
+        "var/lib/ntt-backup/host.key": "a key",
+        "var/lib/ntt-backup/.ssh/id_ed25519": "a key",
+        "etc/ntt/backup-remote.toml": "settings",
+        "var/log/ntt/other.jsonl": ours,
+        "var/log/ntt/backup-remote-old.jsonl": '{"text": "of another program"}\n',
+        "elsewhere/log.jsonl": ours,
+        "elsewhere/newest/a": "a file",
+    }
+    gone = {"var/log/ntt/backup-remote.jsonl": ours, "var/lib/ntt-backup/newest-x.json": "{}"}
+    for name, text in {**kept, **gone}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "var/log/ntt/backup-remote-l.jsonl").symlink_to(tmp_path / "elsewhere/log.jsonl")
+    (tmp_path / "var/lib/ntt-backup/.cache").symlink_to(tmp_path / "elsewhere/newest")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/ntt-backup").symlink_to(tmp_path / "elsewhere")
+    subprocess.run(["sh", "-s", "purge"], input=script, text=True, check=True, capture_output=True)
+
+    files = {str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file()}
+    assert files == {*kept, "var/log/ntt/backup-remote-l.jsonl"}
+    for name, text in kept.items():
+        assert (tmp_path / name).read_text() == text
+
+
 def test_every_dependency_is_pinned_with_hashes() -> None:
     """Else: bin/lock."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]

@@ -96,6 +96,21 @@ def test_every_test_that_a_page_names_exists(name: str) -> None:
     assert name != "security.md" or named
 
 
+@pytest.mark.parametrize("name", ["security.md", "reliability.md"])
+def test_every_claim_of_a_table_names_its_test(name: str) -> None:
+    """A row of a table with a column `test` names one, which the test before this one looks up."""
+    columns: list[str] = []
+    claims = 0
+    for line in (DOCS / name).read_text().splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if not columns or not cells:
+            columns = cells
+        elif columns[-1] == "test" and not set(cells[0]) <= {"-"}:
+            assert "::test_" in cells[-1], line
+            claims += 1
+    assert claims
+
+
 def sources() -> str:
     """Returns all sources, with strings that go on in the next line joined, and no placeholders."""
     texts = (path.read_text() for path in (ROOT / "ntt_backup").rglob("*.py"))

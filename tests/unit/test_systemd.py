@@ -73,6 +73,20 @@ def test_the_services_are_exposed_little(units: list[Path]) -> None:
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
 
 
+def test_no_service_leaves_its_memory_in_a_file() -> None:
+    """A core dump has the passwords and keys of the daemon."""
+    units = [unit.name for unit in SYSTEMD.glob("*.service")]
+    assert units
+    assert [unit for unit in units if "LimitCORE=0" not in settings_of(unit)] == []
+
+
+def test_the_settings_are_for_root_and_the_group_alone() -> None:
+    text = (SYSTEMD / "tmpfiles.d" / "ntt-backup.conf").read_text()
+    modes = {path: words for _, path, *words in map(str.split, re.findall(r"(?m)^d .*", text))}
+    assert modes["/etc/ntt"] == ["0750", "root", "ntt-backup"]
+    assert modes["/var/lib/ntt-backup"] == ["0700", "ntt-backup", "ntt-backup"]
+
+
 def test_all_services_run_in_the_same_sandbox() -> None:
     def shared(unit: str) -> list[str]:
         return [line for line in settings_of(unit) if not line.startswith(OWN_SETTINGS)]

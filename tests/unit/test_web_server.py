@@ -90,6 +90,14 @@ def test_a_request_has_an_end(port: int) -> None:
         assert answer(client) == b""
 
 
+def test_a_connection_has_one_request_and_no_body(port: int) -> None:
+    inside = b"GET /inside HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    length = b"Content-Length: %d\r\n" % len(inside)
+    with connect(port) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + length + b"\r\n" + 2 * inside)
+        assert answer(client).count(b"HTTP/1.0 200") == 1
+
+
 @pytest.mark.parametrize(
     "name", ["10.1.2.3:80", "[fe80::1]", "localhost", "vault", "Vault.Test:80"]
 )
