@@ -510,7 +510,8 @@ class _FileWriter:
             if self._hasher is not None and self._verify:
                 self._hash_zeros(start)
                 self._hasher.update(data)
-            os.lseek(self._fd, start, os.SEEK_SET)
+            if start:  # Else the file stands at its beginning.
+                os.lseek(self._fd, start, os.SEEK_SET)
             write_all(self._fd, data)
             self._at = start + len(data)
             written += len(data)

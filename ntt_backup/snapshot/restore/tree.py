@@ -124,9 +124,10 @@ class DestinationTree:
             Refused: Something else than a directory is in the place of the directory.
             OSError: The directory cannot be made or opened.
         """
-        while len(self._levels) > 1 and not f"{path}/".startswith(f"{self._levels[-1].path}/"):
+        while (above := (level := self._levels[-1]).path) not in ("", path):
+            if path.startswith(f"{above}/"):
+                break
             self._leave()
-        level = self._levels[-1]
         if path != level.path:
             for name in path.removeprefix(f"{level.path}/" if level.path else "").split("/"):
                 level = self._below(level, checked(name))
