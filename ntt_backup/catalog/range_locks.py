@@ -75,7 +75,6 @@ _HEX: Final = re.compile(rf"[0-9a-f]{{0,{_DIGITS}}}")
 _ENTRIES: Final = 64  # of a table without gaps, in the first slice of a stretch
 _WIDEST: Final = 64  # times the first: each is twice as wide as the one before, up to this
 _NARROW: Final = 8  # at first, and where the time was over: then up to this
-_SLICES: Final = 32  # of a look, times the widest
 _FEWEST_SLICES: Final = 64
 
 
@@ -443,7 +442,8 @@ class Search:
         """Returns what to look into next: each slice with the place of its stretch."""
         if not self._left:
             self._left, self._later, self.again = self._later, [], True
-        return cut(self._left, self._rows, _SLICES * self._widest, self._widest)
+        # Where the time was over, more than a few would not be looked into.
+        return cut(self._left, self._rows, self._widest**2 // 2, self._widest)
 
     def looked(self, slices: Slices, counts: Sequence[int], wanted: int) -> Found:
         """Notes how many blobs each of the first slices has; the others were not looked into.

@@ -36,6 +36,8 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.range_locks import RANGES, Claims, claim_order, prefix_ranges, whole_of
 from ntt_backup.catalog.schema import init_db
@@ -128,21 +130,37 @@ def kill(url: str, dead: int) -> None:
         conn.execute("checkpoint")
 
 
-def behind(url: str, count: int) -> float:
-    """Marks every row, inserts some behind the dead entries, and claims these; seconds."""
+def behind(url: str, count: int) -> tuple[float, float]:
+    """Marks every row, inserts some behind the dead entries, and claims these.
+
+    Returns:
+        The seconds; and those of the plainest SELECT of the same rows. Each has its own copy.
+    """
     with _connect(url) as conn:
         conn.execute("alter table blobs set (autovacuum_enabled = off)")
     _at_once(url, [_MARK_FIRST.format(one.lo, one.hi or "g", "all") for one in prefix_ranges()])
     with _connect(url) as conn:
         conn.execute("checkpoint")
         conn.execute(_FILL.format(-count, -1).encode())
+    # Whoever walks dead entries first marks them for all others.
+    name = str(conninfo_to_dict(url)["dbname"])
+    copies = [f"{name}_plain", f"{name}_claims"]
+    with connect(make_conninfo(url, dbname="postgres"), "bench") as conn:
+        for copy in copies:
+            conn.execute(f'create database "{copy}" template "{name}"'.encode())
+        conn.execute("checkpoint")
+    plain, claims = (make_conninfo(url, dbname=copy) for copy in copies)
+    with _connect(plain) as conn:
+        conn.execute("set enable_seqscan = off")
+        conn.execute("set enable_bitmapscan = off")
+        floor = _seconds(lambda: conn.execute(_PLAIN_SELECT, ("", count)).fetchall())
     began = time.monotonic()
-    session = CatalogSession(url, "bench", TARGET, claim_order(0, 1), listen=False)
+    session = CatalogSession(claims, "bench", TARGET, claim_order(0, 1), listen=False)
     found = 0
     while found < count:
         found += len(session.claims.take(count))
     session.close()
-    return time.monotonic() - began
+    return round(time.monotonic() - began, 2), floor
 
 
 def _connect(url: str) -> Connection:
@@ -335,7 +353,7 @@ def main() -> None:
     found: dict[str, Any] = {"rows": asked.rows, "dead": asked.dead, "batch": asked.batch}
     found["fill_s"] = _seconds(lambda: fill(asked.url, asked.rows))
     if asked.behind:
-        found["behind_s"] = round(behind(asked.url, asked.behind), 2)
+        found["behind_s"], found["plain_select_s"] = behind(asked.url, asked.behind)
         print(json.dumps(found | now_and_then(asked.url), indent=1))
         return
     if asked.dead:

@@ -259,7 +259,7 @@ def test_a_look_is_wider_each_time_until_one_takes_too_long() -> None:
         found.append((len(slices), width // 16**6))
         search.looked(slices, [0] * int(len(slices) * share), 1)
     widths = (8, 16, 32, 64, 64, 8)
-    assert found == [(32 * width, width) for width in widths]
+    assert found == [(width * width // 2, width) for width in widths]
 
 
 @pytest.mark.parametrize(
@@ -281,9 +281,9 @@ def test_the_upper_half_comes_next_as_long_as_less_lies_below(lo: str, upper: st
 
 def test_what_is_put_first_comes_before_all_others() -> None:
     search = Search([interval(5), interval(6)], ROWS)
-    search.put_first(within(Stretch(171, "ab", "ac"), parts(171)))
+    search.put_first(within(Stretch(171, "ab", "ac"), parts(171)[:4]))
     found = [piece.index for _, piece in search.slices()]
-    assert list(dict.fromkeys(found)) == [*(one.index for one in parts(171)), 5, 6]
+    assert list(dict.fromkeys(found)) == [*(one.index for one in parts(171)[:4]), 5, 6]
 
 
 @pytest.mark.parametrize("ends", [("x", None), ("a", "x"), ("x", "xy")])
