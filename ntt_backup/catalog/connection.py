@@ -576,7 +576,7 @@ def _parameters(url: str) -> dict[str, Any]:
     hint = "in a password write @ : / ? # and % as %40 %3A %2F %3F %23 and %25"
     try:
         given = conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
+    except (psycopg.ProgrammingError, UnicodeError):
         # libpq quotes the part it stumbled over, which may be the password: its text is not shown.
         raise ConfigError(
             "catalog.url (NTT_DB_URL) is no PostgreSQL connection string", hint=hint

@@ -2,11 +2,12 @@
 
 init-db makes the tables there, and their rows are copied and counted in one transaction. So the
 other database has all of them or none, and this one keeps what it has, whenever the move is killed.
-Meanwhile nobody can write here.
+Meanwhile nobody can write here. A move that finds all rows there already was killed after its copy.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 
@@ -28,11 +29,15 @@ def move(url: str, to: str, application: str) -> dict[str, int]:
 
     Raises:
         CatalogError: One of them refuses, or does not answer.
-        ConfigError: The other one is not empty, or the tables have columns of other programs.
+        ConfigError: The other one is this one, or has other rows, or the tables have columns of
+            other programs.
         LockHeld: A program of ours uses the catalog.
     """
-    _require_room(to, application)
+    with connect(to, application, no_tables=True) as there, translated("look at its tables"):
+        database, filled = (there.server, there.info.dbname), _has_rows(there)
     with connect(url, application) as here, translated("copy its rows"), here.transaction():
+        if here.server.system and database == (here.server, here.info.dbname):
+            raise ConfigError(f"{describe(to)} is the catalog itself", hint="name another database")
         for (session,) in here.rows("our_sessions"):
             raise LockHeld(
                 f"{session} uses the catalog", hint="stop it, and call this again: nothing is moved"
@@ -47,10 +52,24 @@ def move(url: str, to: str, application: str) -> dict[str, int]:
         targets = [found[1] for found in map(_TARGET.fullmatch, blobs) if found]
         for table in columns:
             here.rows("lock_against_writing", table=sql.Identifier(*table))
+        here.rows("write_plainly")
+        encoding = here.info.parameter_status("server_encoding") or "UTF8"
+        counts = {table[1]: _count(here, table) for table in columns}
+        if filled:
+            with connect(to, application) as there, there.transaction():
+                there.rows("write_plainly")
+                places = {name: (schema, name) for schema, name, _ in there.rows("tables_of_ours")}
+                for table, names in columns.items():
+                    at = places.get(table[1], table)
+                    if _sum(here, table, names, encoding) != _sum(there, at, names, encoding):
+                        raise ConfigError(
+                            f"{describe(to)} has other rows in {table[1]}",
+                            hint="name an empty database, or make this one anew",
+                        )
+            return counts
         with new_tables(to, application, targets) as new:
             new.columns[_CONTACTS] = frozenset(columns.get(_CONTACTS, ()))
             new.conn.rows("clear_contacts")
-            counts = {}
             for table, names in columns.items():
                 # The path there leads to a schema of any name.
                 at = next((one for one in new.columns if one[1] == table[1]), table)
@@ -60,31 +79,30 @@ def move(url: str, to: str, application: str) -> dict[str, int]:
                         hint="move the whole database by pg_dump and pg_restore, and set"
                         " catalog.url; nothing is moved",
                     )
-                encoding = here.info.parameter_status("server_encoding") or "UTF8"
                 new.copy(at, names, encoding, _rows(here, table, names, encoding))
-                counts[table[1]] = _count(here, table)
                 if _count(new.conn, at) != counts[table[1]]:
                     raise CatalogRefused(
                         f"{describe(to)} has not taken all rows of {table[1]}",
                         hint="look at the triggers there; nothing is moved",
                     )
-            return counts
+        return counts
 
 
-def _require_room(to: str, application: str) -> None:
-    """Raises ConfigError where anything is in the database but empty tables of ours."""
-    with connect(to, application, no_tables=True) as there, translated("look at its tables"):
-        found = there.rows("tables_of_ours")
-        ours = [(schema, name) for schema, name, _ in found if (schema, name) != _VERSION]
-        if not ours:
-            history.require_empty(there)
-        for table in ours:
-            if table != _CONTACTS and _count(there, table):
-                raise ConfigError(
-                    f"{describe(to)} has rows in {table[1]}",
-                    hint="name an empty database. If an earlier move was interrupted after its"
-                    " copy, set catalog.url by hand, or make the database anew",
-                )
+def _has_rows(there: Connection) -> bool:
+    """Returns whether tables of ours there have rows. Raises ConfigError where others' tables are.
+
+    What init-db has noted of targets does not count.
+    """
+    ours = [(schema, name) for schema, name, _ in there.rows("tables_of_ours")]
+    if not set(ours) - {_VERSION}:
+        history.require_empty(there)
+    return any(_count(there, table) for table in ours if table not in (_VERSION, _CONTACTS))
+
+
+def _sum(conn: Connection, table: tuple[str, str], names: Iterable[str], encoding: str) -> int:
+    """Returns the sum of the hashes of all rows, which are in no order."""
+    rows = _rows(conn, table, names, encoding)
+    return sum(int.from_bytes(hashlib.sha256(row).digest()) for row in rows)
 
 
 def _count(conn: Connection, table: tuple[str, str]) -> int:

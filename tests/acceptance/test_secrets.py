@@ -101,6 +101,7 @@ def test_no_secret_is_in_arguments_logs_outputs_and_messages(
         f"host=/nonexistent password={SECRET}",
         f"host={where} {SECRET}",
         f"postgresql://me:{SECRET}@x@host/db",
+        f"postgresql://me:{SECRET}@host/%ff",
     ):
         env.write_config(catalog={"url": wrong})
         for line in ("status", "-v status", "requeue", "init-db", "check", "-v run"):

@@ -147,9 +147,12 @@ order by 1;
 --
 -- When our host dies, the claims of its workers last until the server notices. By default that
 -- takes hours. The check of the client while a statement runs is only known to work on Linux.
+--
+-- The driver reads times of one style only.
 select set_config(s.name, ours.value, false)
 from pg_settings s
 join (values
+    ('DateStyle', 'ISO'),
     ('statement_timeout', '0'),
     ('transaction_timeout', '0'),
     ('default_transaction_isolation', 'read committed'),
@@ -161,7 +164,7 @@ join (values
     ('tcp_user_timeout', '30s'),
     ('client_connection_check_interval', case when version() ~ '-linux-' then '10s' end)
 ) as ours (name, value) on ours.name = s.name and ours.value is not null
-where s.source <> 'client';
+where s.source <> 'client' or s.name = 'DateStyle';
 
 -- name: end_when_idle
 -- Limits the time without a statement: after it, the claims of a stopped host are free.

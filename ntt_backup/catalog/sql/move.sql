@@ -10,6 +10,11 @@ where datname = current_database() and starts_with(application_name, 'ntt-backup
 -- Nobody changes the table until the end of the transaction.
 lock table {table} in share mode;
 
+-- name: write_plainly
+-- Until the end of the transaction both servers write equal values as equal bytes.
+select set_config('timezone', 'UTC', true), set_config('bytea_output', 'hex', true),
+    set_config('extra_float_digits', '3', true);
+
 -- name: copy_out
 -- The rows of a table, as `copy_rows` takes them.
 copy {table} ({columns}) to stdout with (format text, encoding {encoding});

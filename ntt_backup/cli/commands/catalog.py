@@ -125,9 +125,10 @@ def move_catalog(common: Common, url: str) -> None:
         written = _with_url(former, url)
         if written is not None:
             found = path.stat()
-            with writing(path, hint="the rows are moved: set catalog.url by hand"):
+            with writing(path, hint="the rows are moved: call this again, or set catalog.url"):
                 owner = (found.st_uid, found.st_gid)
-                write_durably(path, written.encode(), found.st_mode & 0o777, owner=owner)
+                real = path.resolve()  # A link stays one.
+                write_durably(real, written.encode(), found.st_mode & 0o777, owner=owner)
     rows = sum(counts.values()) - counts["blobs"]
     lines = [
         f"moved {many(counts['blobs'], 'blob')} and {rows:,} other rows to"
