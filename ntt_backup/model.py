@@ -120,6 +120,20 @@ class ListedFile(NamedTuple):
     gone: bool = False
 
 
+class ReadFile(NamedTuple):
+    """A file that goes by its path, and was read for the first time.
+
+    Attributes:
+        blob: The blob that is its content.
+        mtime_ns: The modification time in nanoseconds.
+        mode: The permission bits.
+    """
+
+    blob: Blob
+    mtime_ns: int
+    mode: int
+
+
 @dataclass(frozen=True, slots=True)
 class BlobRange:
     """The blobids in [lo, hi) in the order of the catalog.

@@ -154,12 +154,16 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
         """Waits for the server as psycopg does, but not for a server that answers nobody."""
-        return super().wait(self._watched(gen), *args, **kwargs)
-
-    def _watched(self, gen: PQGen[RV]) -> Generator[Any, Any, RV]:
-        heard = time.monotonic()
         try:
             wanted = next(gen)
+        except StopIteration as end:  # Nothing is waited for: a row of a COPY is here already.
+            value: RV = end.value
+            return value
+        return super().wait(self._watched(gen, wanted), *args, **kwargs)
+
+    def _watched(self, gen: PQGen[RV], wanted: Any) -> Generator[Any, Any, RV]:
+        heard = time.monotonic()
+        try:
             while True:
                 ready = yield wanted
                 if ready:

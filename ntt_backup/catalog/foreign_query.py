@@ -34,6 +34,8 @@ from ntt_backup.model import MOST_PATH_BYTES
 # The most rows of one step, and the longest time for one.
 STEP_ROWS: Final = 250_000
 _STEP_MS: Final = 1_800_000
+# The bytes of rows that are passed on at once.
+_BLOCK: Final = 64 * 1024
 _WAIT_FOR_LOCKS_MS: Final = 10_000
 _COLUMNS: Final = ("path", "size", "checksum", "key")
 # So much of a value is taken, which is more than what a path or a checksum may have.
@@ -135,7 +137,13 @@ class OpenQuery:
             translated("run the query"),
             self.conn.cursor().copy(query) as copy,
         ):
-            yield from (bytes(block) for block in copy)
+            block = bytearray()
+            for row in copy:
+                block += row
+                if len(block) > _BLOCK:
+                    yield bytes(block)
+                    block.clear()
+            yield bytes(block)
         if not self.keyed:  # What follows may take long.
             with _of_the_other(), translated("run the query"):
                 self.conn.rows("end_snapshot")

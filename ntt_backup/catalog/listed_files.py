@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -20,9 +20,7 @@ _PAGE: Final = 2000
 _QUERY_SECONDS: Final = 600
 
 
-def places_of(
-    conn: Connection, blobids: Iterable[str], each: int = 4
-) -> Mapping[str, Sequence[bytes]]:
+def places_of(conn: Connection, blobids: Iterable[str], each: int = 4) -> Mapping[str, list[bytes]]:
     """Returns the paths where blobs lie, those that their origin still gives first.
 
     Args:

@@ -7,7 +7,7 @@ a blob like any other, and its place says where it lies. A file that failed is r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
@@ -15,7 +15,7 @@ from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.range_locks import lock_class, take_turns
 from ntt_backup.catalog.statements import fragment
-from ntt_backup.model import Blob, Reason
+from ntt_backup.model import Blob, ReadFile, Reason
 
 # What is counted at most.
 _COUNTED: Final = 100_000
@@ -43,15 +43,6 @@ class Unread(NamedTuple):
     path: bytes
     size: int | None
     checksum: str | None
-
-
-class ReadFile(NamedTuple):
-    """A file that was read for the first time: the key of its place, its blob and attributes."""
-
-    id: int
-    blob: Blob
-    mtime_ns: int
-    mode: int
 
 
 class UnreadableFile(NamedTuple):
@@ -105,14 +96,23 @@ class UnreadFiles:
         self._past = 0
         return []
 
-    def record(self, found: Sequence[ReadFile], failed: Sequence[UnreadableFile]) -> None:
-        """Registers the blobs of files, and why others could not be read, in one transaction."""
+    def record(
+        self, read: Sequence[tuple[int, ReadFile]], failed: Sequence[UnreadableFile]
+    ) -> None:
+        """Registers the blobs of files, and why others could not be read, in one transaction.
+
+        Args:
+            read: The files that were read, each behind the key of its place.
+            failed: The files that could not be read.
+        """
+        ids = [place for place, _ in read]
+        found = [one for _, one in read]
         values = {
-            "ids": [one.id for one in found],
-            "blobids": [one.blob.blobid for one in found],
-            "sizes": [one.blob.size for one in found],
-            "mtimes": [bigint(one.mtime_ns) for one in found],
-            "modes": [one.mode for one in found],
+            "ids": _array(ids),
+            "blobids": _array(one.blob.blobid for one in found),
+            "sizes": _array(one.blob.size for one in found),
+            "mtimes": _array(bigint(one.mtime_ns) for one in found),
+            "modes": _array(one.mode for one in found),
         }
         bad = {
             "ids": [one.id for one in failed],
@@ -129,7 +129,12 @@ class UnreadFiles:
                 self._conn.rows("record_unreadable", bad)
 
         self._conn.in_transaction("register files that were read", write)
-        self._past = max([self._past, *(one.id for one in found), *(one.id for one in failed)])
+        self._past = max([self._past, *ids, *(one.id for one in failed)])
+
+
+def _array(values: Iterable[object]) -> str:
+    """Returns numbers or blobids as the text of an array, many times faster than psycopg would."""
+    return f"{{{','.join(map(str, values))}}}"
 
 
 def _register(conn: Connection, target: str, blobs: Sequence[Blob]) -> None:

@@ -155,7 +155,7 @@ class Preflight:
                     yield guarded(name, lambda: self._look_for_place(catalog, ask, facts))
                 yield guarded("identity", lambda: self._look_for_identity(catalog, ask))
 
-    def _look_up_paths(self, blobids: Sequence[str]) -> Mapping[str, Sequence[bytes]]:
+    def _look_up_paths(self, blobids: Sequence[str]) -> Mapping[str, list[bytes]]:
         assert self._catalog is not None  # The blobs come from there.
         return listed_files.places_of(self._catalog, blobids)
 

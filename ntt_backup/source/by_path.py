@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ntt_backup.blobdir.layout import kind_of
-from ntt_backup.model import Blob, FileReason, Reason
+from ntt_backup.model import Blob, FileReason, ReadFile, Reason
 from ntt_backup.name_hash import NEW_HASHER
 from ntt_backup.source.paths import checked_path
 from ntt_backup.source.store import READ_SIZE, SourceTree, Store
@@ -28,15 +28,6 @@ from ntt_backup.wire.framing import MAX_BLOB
 _ALGORITHMS: Final = {16: "md5", 20: "sha1", 32: "sha256", 48: "sha384", 64: "sha512"}
 _PREFIXED: Final = re.compile(r"([a-z0-9]{3,8})[:=-]")
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
-
-
-@dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A file that was read: its blob, its modification time in nanoseconds, and its mode."""
-
-    blob: Blob
-    mtime_ns: int
-    mode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +58,7 @@ class FirstReader:
         self._cancelled = cancelled
         self._buffer = memoryview(bytearray(READ_SIZE))
 
-    def read(self, path: bytes, size: int | None, checksum: str | None) -> FoundFile | BadFile:
+    def read(self, path: bytes, size: int | None, checksum: str | None) -> ReadFile | BadFile:
         """Reads a file, and compares it with what its origin says.
 
         Args:
@@ -106,7 +97,7 @@ class FirstReader:
         if expected and hasher and hasher.digest() != expected[1]:
             said = f"its {expected[0]} is {hasher.hexdigest()}, and {checksum} is expected"
             return BadFile(FileReason.WRONG_CHECKSUM, said, young)
-        return FoundFile(Blob(digest, length), status.st_mtime_ns, stat.S_IMODE(status.st_mode))
+        return ReadFile(Blob(digest, length), status.st_mtime_ns, stat.S_IMODE(status.st_mode))
 
     def _hash(self, fd: int, hasher: hashlib._Hash | None) -> tuple[str, int]:
         """Returns hash and length of a file; -1 for one that is being written. Mostly in one read.

@@ -51,24 +51,21 @@ class Paths:
     """
 
     def __init__(
-        self, look_up: Callable[[Sequence[str]], Mapping[str, Sequence[bytes]]] | None = None
+        self, look_up: Callable[[Sequence[str]], Mapping[str, list[bytes]]] | None = None
     ) -> None:
         self._look_up = look_up
         self._known: dict[str, list[bytes]] = {}
 
-    def know(self, found: Mapping[str, Sequence[bytes]]) -> None:
+    def know(self, found: Mapping[str, list[bytes]]) -> None:
         """Adds the paths of blobs that are read next."""
-        self._known |= {blobid: list(paths) for blobid, paths in found.items()}
-
-    @property
-    def are_told(self) -> bool:
-        """Whether `know` adds all paths, and none is looked up."""
-        return self._look_up is None
+        self._known.update(found)
 
     def found_for(self, blobids: Sequence[str]) -> Paths:
-        """Returns the paths of some blobs, looked up at once."""
+        """Returns the paths of some blobs, looked up at once; these, where `know` is told all."""
+        if self._look_up is None:
+            return self
         found = Paths()
-        found.know(self._look_up(blobids) if self._look_up is not None else self._known)
+        found.know(self._look_up(blobids))
         return found
 
     def forget(self, blobids: Iterable[str]) -> None:

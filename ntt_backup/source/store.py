@@ -409,7 +409,7 @@ class Store:
 
     def ready_for(self, blobs: Iterable[Blob]) -> Store:
         """Returns the store with the paths of some blobs, for one thread. Looks all up at once."""
-        if self.paths is None or self.paths.are_told:
+        if self.paths is None:
             return self
         return replace(self, paths=self.paths.found_for([blob.blobid for blob in blobs]))
 
@@ -483,7 +483,7 @@ class Store:
 
     def is_young(self, status: os.stat_result) -> bool:
         """Returns whether a file may still be being written, so that its size is none yet."""
-        return self._age_of_young(_changed(status)) is not None
+        return bool(self.grace) and self._age_of_young(_changed(status)) is not None
 
     def _age_of_young(self, changed: float) -> float | None:
         """Returns the age in seconds of a file that may still be being written, else None.

@@ -57,7 +57,7 @@ class CatalogSession:
             self._conn.close()
             raise
 
-    def paths_of(self, claimed: Sequence[tuple[Blob, int]]) -> Mapping[str, Sequence[bytes]]:
+    def paths_of(self, claimed: Sequence[tuple[Blob, int]]) -> Mapping[str, list[bytes]]:
         """Returns the paths where claimed blobs lie that go by their paths. Raises CatalogError."""
         return places_of(self._conn, [blob.blobid for blob, _ in claimed])
 

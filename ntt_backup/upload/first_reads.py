@@ -12,11 +12,11 @@ from typing import Final, Literal
 
 from ntt_backup import events
 from ntt_backup.catalog.listed_files import shown_path
-from ntt_backup.catalog.unread_files import ReadFile, Unread, UnreadableFile, UnreadFiles
+from ntt_backup.catalog.unread_files import Unread, UnreadableFile, UnreadFiles
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import SourceError, StoreSuspect
 from ntt_backup.formatting import many
-from ntt_backup.model import FileReason
+from ntt_backup.model import FileReason, ReadFile
 from ntt_backup.source.by_path import BadFile, FirstReader
 from ntt_backup.source.store import Store
 from ntt_backup.upload.batch_outcomes import Suspicion
@@ -94,8 +94,8 @@ class FirstReads:
 
     def _read(
         self, files: list[Unread]
-    ) -> tuple[list[ReadFile], list[UnreadableFile], list[tuple[Unread, BadFile]]]:
-        found: list[ReadFile] = []
+    ) -> tuple[list[tuple[int, ReadFile]], list[UnreadableFile], list[tuple[Unread, BadFile]]]:
+        found: list[tuple[int, ReadFile]] = []
         failed: list[UnreadableFile] = []
         bad: list[tuple[Unread, BadFile]] = []
         began, size = time.monotonic(), 0
@@ -111,7 +111,7 @@ class FirstReads:
                     wait_s = self._wait(what)
                     failed.append(UnreadableFile(one.id, what.reason.value, what.detail, wait_s))
                 else:
-                    found.append(ReadFile(one.id, what.blob, what.mtime_ns, what.mode))
+                    found.append((one.id, what))
                     size += what.blob.expected
                 enough = len(found) + len(failed) >= _ENOUGH_FILES or size >= _ENOUGH_BYTES
                 limit = _SECONDS if enough else _MOST_SECONDS

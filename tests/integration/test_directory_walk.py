@@ -16,7 +16,7 @@ from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.origin_passes import Registration
 from ntt_backup.config import StoreConfig
 from ntt_backup.errors import CatalogError
-from ntt_backup.model import MOST_PATH_BYTES, Blob
+from ntt_backup.model import MOST_PATH_BYTES, Blob, ReadFile
 from tests.helpers.application import Application
 from tests.integration.catalogs import losing
 
@@ -61,7 +61,7 @@ def read_all(catalog: Connection, root: Path) -> None:
     for one in unread.next(1000):
         status = (root / os.fsdecode(one.path)).stat()
         blob = Blob(f"{one.id:064x}", status.st_size)
-        found.append(unread_files.ReadFile(one.id, blob, status.st_mtime_ns, 0o644))
+        found.append((one.id, ReadFile(blob, status.st_mtime_ns, 0o644)))
     unread.record(found, [])
 
 

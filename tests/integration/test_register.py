@@ -25,7 +25,7 @@ from ntt_backup.errors import (
     CatalogUnavailable,
     ConfigError,
 )
-from ntt_backup.model import MOST_PATH_BYTES, Blob
+from ntt_backup.model import MOST_PATH_BYTES, Blob, ReadFile
 from ntt_backup.report import check
 from tests.helpers.application import QUERY, Application
 from tests.helpers.postgres import Postgres, session
@@ -214,8 +214,7 @@ def test_a_file_that_was_changed_is_reported_or_gets_a_new_version(
     register_files(catalog, application.settings(on_change=on_change))
     unread = unread_files.UnreadFiles(catalog, "remote")
     read = [
-        unread_files.ReadFile(one.id, blob_number(nth), 0, 0o644)
-        for nth, one in enumerate(unread.next(10))
+        (one.id, ReadFile(blob_number(nth), 0, 0o644)) for nth, one in enumerate(unread.next(10))
     ]
     unread.record(read, [])
     application.owner.execute("update files set size = 2, sum = '11' where path = 'b'")
@@ -388,7 +387,7 @@ def test_many_rows_with_one_key_are_refused(
 
 def read_all(catalog: Connection) -> None:
     unread = unread_files.UnreadFiles(catalog, "remote")
-    found = [unread_files.ReadFile(one.id, blob_number(one.id), 0, 0o644) for one in unread.next(9)]
+    found = [(one.id, ReadFile(blob_number(one.id), 0, 0o644)) for one in unread.next(9)]
     unread.record(found, [])
 
 
@@ -615,10 +614,7 @@ def test_a_few_files_are_looked_up_before_the_server_knows_the_table(catalog: Co
     assert listed_files.places_of(catalog, names) == expected
     unread = unread_files.UnreadFiles(catalog, "remote")
     first, *others = unread.next(some)
-    read = [
-        unread_files.ReadFile(one.id, Blob(f"{one.id:064}", 1), mtime_ns=0, mode=0)
-        for one in others
-    ]
+    read = [(one.id, ReadFile(Blob(f"{one.id:064}", 1), mtime_ns=0, mode=0)) for one in others]
     unread.record(read, [unread_files.UnreadableFile(first.id, "missing", "it is gone")])
     assert unread.next(1)[0].id == many // 2 + some + 1
     assert rows_read(catalog) - before < 10 * some

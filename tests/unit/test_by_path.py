@@ -15,9 +15,9 @@ import pytest
 
 from ntt_backup.catalog.unread_files import Unread
 from ntt_backup.config import RunSettings
-from ntt_backup.model import FileReason
+from ntt_backup.model import FileReason, ReadFile
 from ntt_backup.source import by_path
-from ntt_backup.source.by_path import BadFile, FirstReader, FoundFile, parse_checksum
+from ntt_backup.source.by_path import BadFile, FirstReader, parse_checksum
 from ntt_backup.source.paths import Paths, checked_path
 from ntt_backup.source.store import READ_SIZE, Store
 from ntt_backup.upload import first_reads
@@ -68,7 +68,7 @@ def test_a_file_of_any_size_is_hashed_as_a_whole(tmp_path: Path, size: int) -> N
         found = FirstReader(tree, store).read(
             b"file", size, hashlib.md5(content[:size], usedforsecurity=False).hexdigest()
         )
-    assert isinstance(found, FoundFile)
+    assert isinstance(found, ReadFile)
     assert found.blob.size == size
 
 
@@ -85,7 +85,7 @@ LARGE = bytes(3 * READ_SIZE)
 
 def read(
     root: Path, name: str, grace: float = 0.0, cancelled: Callable[[], None] = lambda: None
-) -> FoundFile | BadFile:
+) -> ReadFile | BadFile:
     store = Store(root, grace=grace, paths=Paths())
     with store.tree() as tree:
         return FirstReader(tree, store, cancelled).read(os.fsencode(name), None, None)
@@ -127,7 +127,7 @@ def test_a_large_file_that_is_changed_while_it_is_read_is_read_again(tmp_path: P
     found = read(tmp_path, "file", cancelled=lambda: os.utime(file))
     assert isinstance(found, BadFile)
     assert found.young
-    assert isinstance(read(tmp_path, "file"), FoundFile)
+    assert isinstance(read(tmp_path, "file"), ReadFile)
 
 
 def test_a_file_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ update ntt_backup.places as p
 set blobid = r.blobid, size = r.size, mtime_ns = r.mtime_ns, mode = r.mode, read_at = now(),
     detail = null, wait_until = null
 from unnest(
-    %(ids)b::bigint[], %(blobids)b::text[], %(sizes)b::bigint[], %(mtimes)b::bigint[], %(modes)b::integer[]
+    %(ids)s::bigint[], %(blobids)s::text[], %(sizes)s::bigint[], %(mtimes)s::bigint[], %(modes)s::integer[]
 ) as r (id, blobid, size, mtime_ns, mode)
 where p.id = r.id and coalesce(p.blobid, '') = '';
 
