@@ -198,3 +198,11 @@ def test_a_program_that_the_service_could_not_start_is_refused(
                 command._this_program("ntt-backup", check=True)
         else:
             assert command._this_program("ntt-backup", check=True) == sys.argv[0]
+
+
+def test_units_start_the_program_and_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`setup` calls `install-service` by `python -m`, whose path cannot be executed."""
+    module = Path(command.__file__).parents[2] / "__main__.py"
+    monkeypatch.setattr(sys, "argv", [str(module)])
+    program = Path(command._this_program("ntt-backup", check=False))
+    assert program == Path(sys.executable).with_name("ntt-backup-remote")

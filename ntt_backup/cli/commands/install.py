@@ -29,6 +29,7 @@ from ntt_backup.daemon.service_files import (
     UNITS,
     USER,
     ServiceFile,
+    is_sample,
     read_all_files,
     service_files,
     service_user,
@@ -124,7 +125,10 @@ def install_service(
             click.echo(f"{root / file.path}: {done}")
     if here:
         _apply(uninstall, user, former)
-        click.echo(_LEFT if uninstall else next_steps(user))
+        if uninstall:
+            click.echo(_LEFT)
+        elif is_sample(root / SETTINGS):  # Else somebody, or `setup`, has made the settings.
+            click.echo(next_steps(user))
 
 
 def _is_missing(file: ServiceFile, root: Path, user: str) -> bool:
@@ -163,6 +167,8 @@ def _home(user: str) -> Path:
 def _this_program(user: str, *, check: bool) -> str:
     """Returns the path of this program. Raises ConfigError if the service could not start it."""
     program = Path(os.path.abspath(sys.argv[0]))
+    if program.name == "__main__.py":  # Called by `python -m`: no unit can execute that file.
+        program = Path(sys.executable).with_name("ntt-backup-remote")
     uid = -1 if user == USER or not check else pwd.getpwnam(user).pw_uid
     package = Path(__file__).resolve().parents  # Others cannot enter what root made by umask 077.
     found = {one: one.stat() for one in (*program.resolve().parents, *package)}

@@ -382,7 +382,7 @@ def drill(
     options.require_whole_space(prefix, shard)
     production = identified_if_known(common.load(RemoteConfig), "drill")
     new = ExitStack()
-    if database == "embedded":
+    if new_server := database == "embedded":
         database = new.enter_context(new_database(production.catalog.url, "ntt_drill_"))
     flags = {"catalog.url": database}
     settings = common.load(RemoteConfig, flags).model_copy(update={"remote": production.remote})
@@ -410,7 +410,7 @@ def drill(
         note.saw(proof.right, proof.bytes, wrong, found.exit_code)
     results.report_on(
         proof,
-        _drilled(found, scratch),
+        _drilled(found, scratch, "" if new_server else ", and drop the database"),
         found.exit_code,
         target=settings.target,
         prefix=prefix,
@@ -428,8 +428,8 @@ def drill(
     )
 
 
-def _drilled(found: Drilled, scratch: Path) -> Iterator[str]:
-    """Yields what was restored and checked, and the verdict."""
+def _drilled(found: Drilled, scratch: Path, besides: str) -> Iterator[str]:
+    """Yields what was restored and checked, and the verdict. besides: what else to remove."""
     restored, proof = found.restored, found.proof
     age = duration(max(0.0, (datetime.now(UTC) - found.dump.begun).total_seconds()))
     for name, seconds, text in (
@@ -451,7 +451,7 @@ def _drilled(found: Drilled, scratch: Path) -> Iterator[str]:
         yield "PROVED: all that the catalog calls copied was restored, and every byte is right"
     else:
         yield from _not_proved(found)
-    yield f"to clean up: rm -r {shlex.quote(str(scratch))}, and drop the database"
+    yield f"to clean up: rm -r {shlex.quote(str(scratch))}{besides}"
 
 
 def _not_proved(found: Drilled) -> Iterator[str]:
