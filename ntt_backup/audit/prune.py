@@ -167,7 +167,7 @@ def require_by_path(settings: Settings) -> None:
     """Raises ConfigError where the names of blobs are hashes."""
     if not settings.by_path:
         raise ConfigError(
-            "the names of this store's blobs are hashes, and no file of it can be gone",
+            "prune is for a store whose files go by their paths",
             detail="neither [catalog.from] nor [files.NAME] is set",
             hint="blobs that the store has lost are no reason to remove their copies: see `heal`",
         )

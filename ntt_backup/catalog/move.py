@@ -40,7 +40,8 @@ def move(url: str, to: str, application: str) -> dict[str, int]:
             raise ConfigError(f"{describe(to)} is the catalog itself", hint="name another database")
         for (session,) in here.rows("our_sessions"):
             raise LockHeld(
-                f"{session} uses the catalog", hint="stop it, and call this again: nothing is moved"
+                f"{session} uses the catalog",
+                hint="stop it, and call this again: nothing was moved",
             )
         columns = {(one, name): names for one, name, names in here.rows("tables_of_ours")}
         columns.pop(_VERSION, None)
@@ -77,13 +78,13 @@ def move(url: str, to: str, application: str) -> dict[str, int]:
                     raise ConfigError(
                         f"{table[1]} has columns of other programs: {', '.join(sorted(lost))}",
                         hint="move the whole database by pg_dump and pg_restore, and set"
-                        " catalog.url; nothing is moved",
+                        " catalog.url; nothing was moved",
                     )
                 new.copy(at, names, encoding, _rows(here, table, names, encoding))
                 if _count(new.conn, at) != counts[table[1]]:
                     raise CatalogRefused(
                         f"{describe(to)} has not taken all rows of {table[1]}",
-                        hint="look at the triggers there; nothing is moved",
+                        hint="check the triggers there; nothing was moved",
                     )
         return counts
 

@@ -327,8 +327,8 @@ def _refusal(code: str, text: str) -> BackupError:
     if code == "protocol":
         # The greeting has settled the version: the data was altered on its way.
         return ProtocolViolation(
-            "the receiver on the remote does not understand what reaches it",
+            "the receiver on the remote received an invalid message",
             detail=text,
-            hint="if this happens again: something on the way alters what it carries",
+            hint="if this happens again, something on the connection alters data",
         )
     return ProtocolViolation("the receiver on the remote gave up", detail=f"{code}: {text}")

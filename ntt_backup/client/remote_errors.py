@@ -47,7 +47,7 @@ _CASES: Final = (
     ErrorCase(
         r"cannot be replaced: .*(permission denied|operation not permitted)",
         BatchRejected,
-        "something on the remote stands in a blob's place and may not be replaced",
+        "a file on the remote has the name of a blob, and may not be replaced",
         "look at its owner and mode on the remote, and at lsattr (chattr +i)",
     ),
     ErrorCase(

@@ -247,7 +247,7 @@ class ControlSocket:
             self._ours = path.lstat()
         except OSError as error:
             raise ConfigError(
-                f"there can be no control socket at {path}",
+                f"the control socket {path} cannot be created",
                 detail=error.strerror or str(error),
                 hint=_ELSEWHERE,
             ) from error

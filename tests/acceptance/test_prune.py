@@ -224,7 +224,7 @@ def test_what_is_not_known_to_be_gone_stays(env: Environment, application: Appli
     del env.settings["files.other"]
     env.write_config()
     refused = env.call("prune", "--gone-for", "90d", expect=2)
-    assert "the names of this store's blobs are hashes" in refused.stderr
+    assert "prune is for a store whose files go by their paths" in refused.stderr
 
 
 def come_back(env: Environment, application: Application, *names: str) -> None:

@@ -137,7 +137,8 @@ def notify(common: Common, text: str) -> None:
     settings = common.load(CatalogConfig)
     if not told(settings):
         raise ConfigError(
-            "nobody is to be told", hint="set notify.command, notify.webhook_url or notify.ping_url"
+            "no notice can be sent",
+            hint="set notify.command, notify.webhook_url or notify.ping_url",
         )
     if not (ways := told(settings, "test")):
         raise ConfigError("notify.on leaves out the notice 'test'", hint='add "test" to notify.on')

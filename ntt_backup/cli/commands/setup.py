@@ -105,7 +105,9 @@ def setup(
             _complete(values, service=service, ask=not yes)
         except click.Abort:
             hint = "give --files or --store, and --to; --yes confirms"
-            raise ConfigError("nobody answers the questions", hint=hint) from None
+            raise ConfigError(
+                "there is no terminal on which the questions can be answered", hint=hint
+            ) from None
     file, flags = (path, {}) if exists else (Path(os.devnull), values)
     found = examine(Settings, flags=flags, environ=os.environ, file=file, target=DEFAULT_TARGET)
     refuse(found.problems)

@@ -669,7 +669,10 @@ def snapshot_forget(
 def _agreed() -> bool:
     """Returns whether the operator wants it. Raises ConfigError where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise ConfigError("nothing was removed: nobody can be asked", hint="confirm with --yes")
+        raise ConfigError(
+            "nothing was removed: there is no terminal to ask for a confirmation",
+            hint="confirm with --yes",
+        )
     return click.confirm("Remove them?", err=True)
 
 
