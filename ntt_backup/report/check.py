@@ -158,7 +158,11 @@ def listed_by_query(settings: StoreConfig) -> CheckStep:
 
 def _log(settings: Settings) -> CheckStep:
     EventLog(settings.log, "check", settings.target).close()
-    return CheckStep(str(settings.log.jsonl))
+    path = settings.log.jsonl
+    disk = os.statvfs(path.parent)
+    if disk.f_blocks and not disk.f_bavail:
+        return CheckStep(warning=f"{path}: its disk is full, and events are lost: free space")
+    return CheckStep(str(path))
 
 
 def _lock(settings: Settings) -> CheckStep:

@@ -51,6 +51,19 @@ def test_a_lock_that_ends_before_a_chain_does_is_warned_of(
     assert (of_which or "2 sets, 0 versions") in step.text + step.warning
 
 
+def test_a_log_on_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.model_validate(
+        {
+            "source": {"root": str(tmp_path)},
+            "remote": {"url": f"file://{tmp_path}"},
+            "log": {"jsonl": str(tmp_path / "log.jsonl")},
+        }
+    )
+    assert not check._log(settings).warning
+    monkeypatch.setattr(check.os, "statvfs", lambda _: SimpleNamespace(f_blocks=9, f_bavail=0))
+    assert "events are lost" in check._log(settings).warning
+
+
 WHEN = datetime(2026, 3, 4, tzinfo=UTC)
 KEY = f"packs/wide/{0:016x}-{'f' * 16}-{'ab' * 16}.tar"
 
