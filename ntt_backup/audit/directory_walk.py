@@ -12,6 +12,13 @@ A pass takes the known directories in the order of their paths, in steps of one 
 new directory comes after its parent in this order, so the same pass takes it. Memory holds some
 thousand directories, and never the files of one. Symlinks are not followed; other
 file systems are entered.
+
+A directory of very many files is divided into parts, ranges of the names in it. If its times have
+changed, all of its names and inode numbers are read, and are summed up for each part. Only parts
+with another sum than at their last listing are listed, several in a step. The catalog has a part as
+a directory whose path is that of the divided one, a NUL, and the first name, with the sums as its
+times. The name at which a part begins is chosen by its own hash, so that new files move no other
+part.
 """
 
 from __future__ import annotations
@@ -21,13 +28,16 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect, bisect_left
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 from ntt_backup.blobdir.descriptors import closing
 from ntt_backup.blobdir.layout import kind_of
@@ -50,6 +60,15 @@ from ntt_backup.source.store import SourceTree, Store
 # The most directories of a step, and the number of files behind whose directory a step ends.
 STEP_DIRECTORIES: Final = 5000
 STEP_FILES: Final = 100_000
+# A directory of more files is divided.
+MOST_UNDIVIDED: Final = 100_000
+# One name in so many begins a part, and the most parts that are listed together: 2 million files.
+PART_NAMES: Final = 4096
+STEP_PARTS: Final = 512
+# No name is before the first of these, and none behind the second.
+_FIRST_NAME: Final = b"\1"
+_LAST_NAME: Final = b"\xff" * 256
+_SUMS: Final = (1 << 63) - 1
 # The youngest times of a directory that are trusted.
 TRUSTED_NS: Final = 60 * 10**9
 # No file of the store, and there on each empty disk.
@@ -177,6 +196,9 @@ class _Step:
         self._files = 0
         self._found: list[KnownDirectory] = []
         self._missed: dict[int, KnownDirectory] = {}
+        # The directories and parts with problems, and those whose listings lack entries.
+        self._unwell: set[int] = set()
+        self._incomplete: set[int] = set()
         self.listed: list[ListedDirectory] = []
         self.past: bytes | None = None
         self.strays = self.unreadable = 0
@@ -188,9 +210,15 @@ class _Step:
         Args:
             known: The next directories that are known, in order.
         """
+        if known and b"\0" in known[0].path:
+            yield from self._list_parts(known)
+            return
+        full = len(known) >= STEP_DIRECTORIES
+        if full and b"\0" in known[-1].path:  # The parts of a directory are taken with it.
+            known = known[: bisect_left(known, (known[-1].path.partition(b"\0")[0],))] or known
         waiting = [(one.path, 0, one) for one in known]
         # What comes behind those may be known as well.
-        end = known[-1].path if len(known) >= STEP_DIRECTORIES else None
+        end = known[-1].path if full else None
         nth = 0
         # What the directories that were listed in this step have. Another one that is known is gone
         # or left out by now, with all below it.
@@ -199,14 +227,18 @@ class _Step:
             path, _, one = heappop(waiting)
             if path == self.past:
                 continue  # It was known, and was found again.
+            if b"\0" in path:
+                break
             self.past = path
             nth += 1
             if path not in found_in.get(path.rpartition(b"/")[0], {path}):
                 found_in[path] = set()
                 continue
             self._found = []
-            yield from self._look_at(nth, one)
+            yield from self._look_at(nth, one, known)
             if self.listed and self.listed[-1].nth == nth:
+                if self.listed[-1].within is not None:
+                    break  # The next step begins with its parts.
                 found_in[path] = {found.path for found in self._found}
             if len(waiting) + len(self._found) > 4 * STEP_DIRECTORIES:
                 break
@@ -221,7 +253,9 @@ class _Step:
             if nth not in listed:
                 self._add_problem(one.path, "it is empty, and had files: its disk is not mounted")
 
-    def _look_at(self, nth: int, one: KnownDirectory) -> Iterator[WalkedEntry]:
+    def _look_at(
+        self, nth: int, one: KnownDirectory, known: Sequence[KnownDirectory]
+    ) -> Iterator[WalkedEntry]:
         below = os.fsdecode(one.path)
         try:
             status = self._tree.lstat(below) if below else os.fstat(self._tree.fd)
@@ -230,69 +264,193 @@ class _Step:
                     self._add_problem(one.path, f"it is {kind_of(status.st_mode)}")
                 return
             times = status.st_mtime_ns, status.st_ctime_ns
-            if self._whole or times != (one.mtime_ns, one.ctime_ns):
-                yield from self._list(nth, one, below)
+            if not self._whole and times == (one.mtime_ns, one.ctime_ns):
+                return
+            parts = _parts_of(one.path, known)
+            if parts and (yield from self._divide(nth, one, parts, MOST_UNDIVIDED // 2)):
+                return
+            if not (yield from self._list(nth, one)):
+                yield from self._divide(nth, one, parts, 0)
         except OSError as error:
-            # What is gone its parent has noted, or notes in the next pass.
-            gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-            if not gone or one.path in self._roots:
-                self._add_problem(one.path, self._tree.unreadable(below, error).detail)
+            self._note_error(one.path, error)
 
-    def _list(self, nth: int, one: KnownDirectory, below: str) -> Iterator[WalkedEntry]:
-        prefix = f"{below}/" if below else ""
-        empty = complete = True
-        unreadable = self.unreadable
-        with closing(self._tree.open_directory(below)) as fd, os.scandir(fd) as listing:
-            before = os.fstat(fd)
-            above = os.stat("..", dir_fd=fd)
+    def _note_error(self, path: bytes, error: OSError) -> None:
+        # What is gone its parent has noted, or notes in the next pass.
+        gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+        if not gone or path in self._roots:
+            self._add_problem(path, self._tree.unreadable(os.fsdecode(path), error).detail)
+
+    def _list(self, nth: int, one: KnownDirectory) -> Generator[WalkedEntry, None, bool]:
+        """Yields the entries of a directory. Returns False if it has to be divided."""
+        inside, empty, files = _inside(one.path), True, self._files
+        with self._open(one.path) as (fd, listing):
+            now = _state(fd, one.path)
             for entry in listing:
                 empty = empty and entry.name == _OF_THE_DISK
-                path = prefix + entry.name
-                if self._excluded is not None and self._excluded(f"{self._prefix}/{path}"):
-                    continue
-                name = os.fsencode(path)
-                try:
-                    is_directory = entry.is_dir(follow_symlinks=False)
-                    is_file = not is_directory and entry.is_file(follow_symlinks=False)
-                    status = entry.stat(follow_symlinks=False) if is_file else None
-                except FileNotFoundError:
-                    continue
-                except OSError as error:
-                    self._add_problem(name, self._tree.unreadable(path, error).detail)
-                    complete = False
-                    continue
-                if is_directory:
-                    yield from self._directory(nth, name)
-                elif status is None:
-                    self.strays += 1
-                elif len(name) > MOST_PATH_BYTES:
-                    self._add_problem(name, _TOO_LONG)
-                else:
-                    self._files += 1
-                    yield WalkedEntry(name, status.st_size, status.st_mtime_ns)
-        if not complete:  # What it has not given may still be there.
-            return
-        mounted = before.st_dev != above.st_dev
-        missed = empty and (one.path in self._roots or (one.mounted and not mounted))
-        ages = [time.time_ns() - at for at in (before.st_mtime_ns, before.st_ctime_ns)]
-        now = KnownDirectory(one.path, before.st_mtime_ns, before.st_ctime_ns, mounted)
-        # The time of change is never set by hand: in the future it is that of another clock.
-        young = abs(ages[0]) <= TRUSTED_NS or ages[1] <= TRUSTED_NS
-        if young or self.unreadable > unreadable:  # Each pass tells what is wrong there.
+                yield from self._examine((nth,), inside + os.fsencode(entry.name), entry)
+                if self._files - files > MOST_UNDIVIDED:
+                    return False
+        if nth in self._incomplete:  # What it has not given may still be there.
+            return True
+        missed = empty and (one.path in self._roots or (one.mounted and not now.mounted))
+        if nth in self._unwell:  # Each pass tells what is wrong there.
             now = now._replace(mtime_ns=None)
         if missed:
             self._missed[nth] = one
         self.listed.append(ListedDirectory(nth, now, missed))
+        return True
 
-    def _directory(self, parent: int, path: bytes) -> Iterator[WalkedEntry]:
-        if len(path) >= MOST_PATH_BYTES or path.count(b"/") >= MOST_LEVELS - 1:
-            self._add_problem(path, _TOO_LONG)
+    def _divide(
+        self, nth: int, one: KnownDirectory, parts: Sequence[KnownDirectory], least: int
+    ) -> Generator[WalkedEntry, None, bool]:
+        """Yields the parts of a directory, of which those that have changed are listed next.
+
+        Returns False if it has fewer entries than `least`, and is not divided any more.
+        """
+        of_parts = one.path + b"\0", one.path + b"\1"
+        starts = [_name_of(part) for part in parts] or [_FIRST_NAME]
+        names, inodes = [0] * len(starts), [0] * len(starts)
+        found, count = {_FIRST_NAME}, 0
+        with self._open(one.path) as (fd, listing):
+            now = _state(fd, one.path)
+            for entry in listing:
+                count += 1
+                name = os.fsencode(entry.name)
+                hashed = crc32(name)
+                if not hashed % PART_NAMES and len(one.path + name) < MOST_PATH_BYTES:
+                    found.add(name)
+                part = bisect(starts, name) - 1
+                names[part] += hashed
+                inodes[part] += hashed * entry.inode()
+        if count < least:
+            self.listed.append(ListedDirectory(-nth, KnownDirectory(of_parts[0]), within=of_parts))
+            return False
+        ends = [*starts[1:], _LAST_NAME]
+        sums = {
+            start: (end, name & _SUMS, inode & _SUMS)
+            for start, end, name, inode in zip(starts, ends, names, inodes, strict=True)
+        }
+        known = {_name_of(part): (part.mtime_ns, part.ctime_ns) for part in parts}
+        starts = sorted(found)
+        for start, end in zip(starts, [*starts[1:], _LAST_NAME], strict=True):
+            again = self._whole or sums.get(start) != (end, *known.get(start, ()))
+            yield WalkedEntry(of_parts[0] + start, parent=nth, again=again)
+        self.listed.append(ListedDirectory(nth, now, within=of_parts))
+        return True
+
+    def _list_parts(self, known: Sequence[KnownDirectory]) -> Iterator[WalkedEntry]:
+        """Yields the entries of the next parts of a directory that are to be listed."""
+        path = known[0].path.partition(b"\0")[0]
+        parts = _parts_of(path, known)
+        starts = [_name_of(part) for part in parts]
+        # Where the last part of a full list ends is not known yet.
+        ends = [*starts[1:], *[_LAST_NAME] * (len(parts) < STEP_DIRECTORIES)]
+        rows = list(zip(starts, ends, parts, strict=False))
+        wanted = [row for row in rows if row[2].mtime_ns is None][:STEP_PARTS]
+        self.past = (wanted if len(wanted) == STEP_PARTS else rows)[-1][2].path
+        if not wanted:
             return
-        if len(self._found) <= 4 * STEP_DIRECTORIES:
-            self._found.append(KnownDirectory(path))
-        yield WalkedEntry(path, parent=parent)
+        starts = [start for start, _, _ in wanted]
+        names, inodes = [0] * (len(wanted) + 1), [0] * (len(wanted) + 1)
+        # What is below a directory may be in a later part than the directory itself: "a-" is before
+        # "a/", and a part may begin between them.
+        above = {start[:length] for start in starts for length in range(1, len(start))}
+        inside, empty = _inside(path), True
+
+        def number(name: bytes) -> int:
+            nth = bisect(starts, name)
+            return nth if nth and name < wanted[nth - 1][1] else 0
+
+        try:
+            with self._open(path) as (_, listing):
+                for entry in listing:
+                    empty = empty and entry.name == _OF_THE_DISK
+                    name = os.fsencode(entry.name)
+                    nth = number(name)
+                    if nth or name in above:
+                        hashed = crc32(name)
+                        names[nth] += hashed
+                        inodes[nth] += hashed * entry.inode()
+                        nths = {nth, number(name + b"/") if name in above else nth} - {0}
+                        yield from self._examine(nths, inside + name, entry)
+        except OSError as error:
+            return self._note_error(path, error)
+        if empty:  # Its disk may not be mounted: the next pass lists the directory.
+            return
+        for nth, (start, end, part) in enumerate(wanted, 1):
+            if nth not in self._incomplete:
+                sums = None if nth in self._unwell else names[nth] & _SUMS
+                now = KnownDirectory(part.path, sums, inodes[nth] & _SUMS)
+                self.listed.append(ListedDirectory(nth, now, within=(inside + start, inside + end)))
+
+    @contextmanager
+    def _open(self, path: bytes) -> Iterator[tuple[int, Iterator[os.DirEntry[str]]]]:
+        with closing(self._tree.open_directory(os.fsdecode(path))) as fd, os.scandir(fd) as listing:
+            yield fd, listing
+
+    def _examine(
+        self, nths: Collection[int], path: bytes, entry: os.DirEntry[str]
+    ) -> Iterator[WalkedEntry]:
+        """Yields an entry, unless it is left out.
+
+        Args:
+            nths: The numbers of the directory or parts that have it.
+            path: Its path below the root of the store.
+            entry: The entry.
+        """
+        if self._excluded and self._excluded(f"{self._prefix}/{os.fsdecode(path)}"):
+            return
+        try:
+            is_directory = entry.is_dir(follow_symlinks=False)
+            is_file = not is_directory and entry.is_file(follow_symlinks=False)
+            status = entry.stat(follow_symlinks=False) if is_file else None
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._add_problem(path, self._tree.unreadable(os.fsdecode(path), error).detail)
+            self._incomplete.update(nths)
+            return
+        levels = path.count(b"/") + 2 if is_directory else 0
+        if len(path) + is_directory > MOST_PATH_BYTES or levels > MOST_LEVELS:
+            self._add_problem(path, _TOO_LONG)
+            self._unwell.update(nths)
+        elif is_directory:
+            if len(self._found) <= 4 * STEP_DIRECTORIES:
+                self._found.append(KnownDirectory(path))
+            for nth in nths:
+                yield WalkedEntry(path, parent=nth)
+        elif status is None:
+            self.strays += 1
+        else:
+            self._files += 1
+            yield WalkedEntry(path, status.st_size, status.st_mtime_ns)
 
     def _add_problem(self, path: bytes, why: str) -> None:
         self.unreadable += 1
         if len(self.problems) < _MOST_TOLD:
             self.problems.append((shown_path(path) or ".", why))
+
+
+def _state(fd: int, path: bytes) -> KnownDirectory:
+    """Returns what an open directory is now, without times that are not trusted."""
+    status = os.fstat(fd)
+    mounted = status.st_dev != os.stat("..", dir_fd=fd).st_dev
+    ages = [time.time_ns() - at for at in (status.st_mtime_ns, status.st_ctime_ns)]
+    # The time of change is never set by hand: in the future it is that of another clock.
+    young = abs(ages[0]) <= TRUSTED_NS or ages[1] <= TRUSTED_NS
+    return KnownDirectory(path, None if young else status.st_mtime_ns, status.st_ctime_ns, mounted)
+
+
+def _inside(path: bytes) -> bytes:
+    """Returns what the paths in a directory begin with."""
+    return path + b"/" if path else b""
+
+
+def _name_of(part: KnownDirectory) -> bytes:
+    """Returns the name at which a part begins."""
+    return part.path.partition(b"\0")[2]
+
+
+def _parts_of(path: bytes, known: Sequence[KnownDirectory]) -> Sequence[KnownDirectory]:
+    """Returns those of the known directories that are parts of a directory."""
+    return known[bisect_left(known, (path + b"\0",)) : bisect_left(known, (path + b"\1",))]

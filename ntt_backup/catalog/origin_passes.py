@@ -126,23 +126,33 @@ class KnownDirectory(NamedTuple):
 
 
 class WalkedEntry(NamedTuple):
-    """A file in a directory; or a directory, with the number of its parent in the step."""
+    """A file in a directory; or a directory, with the number of its parent in the step.
+
+    again: Whether a directory is listed again whatever is known of it.
+    """
 
     path: bytes
     size: int = 0
     mtime_ns: int = 0
     parent: int | None = None
+    again: bool = False
 
 
 class ListedDirectory(NamedTuple):
     """A directory that was listed as a whole in a step of a walk: its number, and what it is now.
 
-    missed: Whether it may be the mount point of a disk that is missing, if it had any files.
+    Attributes:
+        nth: Its number in the step.
+        directory: What it is now.
+        missed: Whether it may be the mount point of a disk that is missing, if it had any files.
+        within: The first path that the listing would have given, and the first one behind; None for
+            all that is below the directory.
     """
 
     nth: int
     directory: KnownDirectory
     missed: bool = False
+    within: tuple[bytes, bytes] | None = None
 
 
 def ages_of_passes(conn: Connection) -> dict[str, float]:
@@ -263,13 +273,14 @@ def register(
 def encode_entries(entries: Iterable[WalkedEntry]) -> Iterator[bytes]:
     """Yields the entries of a walk as a binary COPY for `register`."""
     block = bytearray(_COPY_BEGINS)
-    for path, size, mtime_ns, parent in entries:
+    for path, size, mtime_ns, parent, again in entries:
         block += struct.pack(">hi", 6, len(path)) + path
         if parent is None:
             block += struct.pack(">iq", 8, size) + 3 * _NULL
             block += struct.pack(">iq", 8, bigint(mtime_ns))
         else:
-            block += struct.pack(">iq", 8, parent) + 2 * _NULL + struct.pack(">iq", 8, -1) + _NULL
+            block += struct.pack(">iq", 8, parent) + 2 * _NULL + struct.pack(">iq", 8, -1)
+            block += struct.pack(">iq", 8, 0) if again else _NULL
         if len(block) > _BLOCK:
             yield bytes(block)
             block.clear()
@@ -312,7 +323,7 @@ def has_files(conn: Connection, origin: str) -> bool:
 
 
 def _ranges(origin: str, listed: Sequence[ListedDirectory]) -> dict[str, object]:
-    below = [one.directory.below for one in listed]
+    below = [one.within or one.directory.below for one in listed]
     return {
         "origin": origin,
         "nths": [one.nth for one in listed],

@@ -370,6 +370,102 @@ def test_a_pass_goes_on_where_it_was_interrupted(
     assert places_where(catalog) == on_disk(root)
 
 
+@pytest.fixture
+def divided(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of more files than are listed together."""
+    for name, value in (("MOST_UNDIVIDED", 30), ("PART_NAMES", 4), ("STEP_PARTS", 4)):
+        monkeypatch.setattr(directory_walk, name, value)
+    for nth in range(100):
+        make(root / "many" / f"img-{nth}.jpg")
+    # A part begins between each of these and what is in them.
+    for name in ("img", "img-1", "img-42"):
+        make(root / "many" / name / "inside")
+    return root / "many"
+
+
+def test_of_a_large_directory_only_parts_are_listed_again(
+    catalog: Connection, root: Path, divided: Path
+) -> None:
+    wanted = settings(root)
+    register_files(catalog, wanted)
+    assert places_where(catalog) == on_disk(root)
+    read_all(catalog, root)
+    assert register_files(catalog, wanted).rows == 0
+    make(divided / "img-42.new")
+    (divided / "img-7.jpg").unlink()
+    make(root / "replaced", b"longer")
+    (root / "replaced").rename(divided / "img-90.jpg")
+    shutil.rmtree(divided / "img-42")
+    found = register_files(catalog, wanted)
+    assert (found.registered, found.gone, found.changed) == (1, 2, 1)
+    assert 0 < found.rows < 60
+    assert places_where(catalog) == on_disk(root)
+    make(divided / "img-1" / "more")
+    assert register_files(catalog, wanted).rows == 2
+    whole = register_files(catalog, wanted, whole=True)
+    assert (whole.registered, whole.gone) == (0, 0)
+    assert register_files(catalog, wanted).rows == 0
+    # As it is no longer large, nothing counts that was known of its parts.
+    names, files = list(divided.iterdir()), len(on_disk(divided))
+    for one in names:
+        one.rename(root / "d" / one.name)
+    assert register_files(catalog, wanted).gone == files
+    for one in names:
+        (root / "d" / one.name).rename(one)
+    assert register_files(catalog, wanted).back == files
+    assert places_where(catalog) == on_disk(root)
+
+
+def test_a_large_directory_that_is_not_mounted_loses_nothing(
+    catalog: Connection, root: Path, divided: Path, tmp_path: Path
+) -> None:
+    wanted = settings(root, "many")
+    parts = 0
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(_: Registration) -> None:
+        nonlocal parts
+        parts += 1
+        if parts == 3:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        register_files(catalog, wanted, on_progress=interrupt)
+    before = places_where(catalog)
+    assert before < on_disk(root)
+    divided.rename(tmp_path / "disk")
+    divided.mkdir()
+    for _ in range(2):
+        register_files(catalog, wanted)
+    assert places_where(catalog) == before
+    divided.rmdir()
+    (tmp_path / "disk").rename(divided)
+    register_files(catalog, wanted)
+    assert places_where(catalog) == {one for one in on_disk(root) if one.startswith(b"many/")}
+
+
+def test_an_interrupted_listing_of_a_large_directory_continues(
+    catalog: Connection, root: Path, divided: Path
+) -> None:
+    wanted = settings(root, "many")
+    rows = []
+
+    def interrupt(found: Registration) -> None:
+        rows.append(found.rows)
+        raise InterruptedError
+
+    while len(rows) < 100:
+        try:
+            register_files(catalog, wanted, on_progress=interrupt)
+            break
+        except InterruptedError:
+            continue
+    assert len([1 for one in rows if one]) > 4
+    assert places_where(catalog) == {one for one in on_disk(root) if one.startswith(b"many/")}
+
+
 def test_many_directories_go_in_steps(
     catalog: Connection, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

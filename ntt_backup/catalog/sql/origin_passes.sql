@@ -5,7 +5,8 @@
 
 -- name: stage
 -- Where COPY puts what an origin gives; empty again after each transaction. nth: the order of the rows of a
--- query; null for a file of a walk. A directory of a walk has -1, and as its size the number of its parent.
+-- query; null for a file of a walk. A directory of a walk has -1, as its size the number of its parent, and a
+-- time if it is listed again in any case.
 create temporary table if not exists ntt_backup_staged (
     path bytea, size bigint, checksum text, key text, nth bigint, mtime_ns bigint
 ) on commit delete rows;
@@ -142,16 +143,17 @@ where exists (
 
 -- name: find_gaps
 -- The ranges of paths below listed directories that are not below their subdirectories: what is there was
--- given by the listing, or is gone.
+-- given by the listing, or is gone. The parts of a subdirectory follow it, with a NUL.
 create temporary table ntt_backup_gaps on commit drop as
 with listed as (
     select * from unnest(%(nths)s::bigint[], %(los)s::bytea[], %(his)s::bytea[]) as given (nth, lo, hi)
 ), edges as (
     select nth, lo as past, lo as until, hi from listed
     union all
-    select l.nth, s.path || '0'::bytea, s.path || '/'::bytea, l.hi
+    select l.nth, s.path || behind, s.path || before, l.hi
     from ntt_backup_staged as s join listed as l on l.nth = s.size
-    where s.nth = -1
+    cross join (values ('/'::bytea, '0'::bytea), ('\x00', '\x01')) as below (before, behind)
+    where s.nth = -1 and s.path || before >= l.lo and s.path || behind <= l.hi
 )
 select past as lo, lead(until, 1, hi) over (partition by nth order by past) as hi from edges;
 
@@ -180,7 +182,8 @@ with gone as (
 select count(*) from gone;
 
 -- name: forget_directories
--- Forgets the directories in listed directories that the listing has not given.
+-- Forgets the directories in listed directories that the listing has not given, or that are listed again in
+-- any case.
 delete from ntt_backup.directories as d
 using ntt_backup_gaps as g cross join lateral (
     select o.path from ntt_backup.directories as o
@@ -188,7 +191,9 @@ using ntt_backup_gaps as g cross join lateral (
     offset 0
 ) as had
 where d.origin = %(origin)s and d.path = had.path
-    and not exists (select from ntt_backup_staged as s where s.nth = -1 and s.path = had.path);
+    and not exists (
+        select from ntt_backup_staged as s where s.nth = -1 and s.path = had.path and s.mtime_ns is null
+    );
 
 -- name: add_directories
 -- Adds the directories that were found.

@@ -276,7 +276,8 @@ create table if not exists ntt_backup.origins (
 
 -- The directories of each walk [files.NAME]. path: below source.root. mtime_ns, ctime_ns: its times when it
 -- was listed last; null where it is to be listed again in any case. mounted: whether another file system
--- began there.
+-- began there. A part of a large directory has as its path that of the directory, a NUL, and the name at which it
+-- begins, and sums of its names and inode numbers as its times.
 create table if not exists ntt_backup.directories (
     origin text not null,
     path bytea not null,
