@@ -60,7 +60,7 @@ def test_a_log_on_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         }
     )
     assert not check._log(settings).warning
-    monkeypatch.setattr(check.os, "statvfs", lambda _: SimpleNamespace(f_blocks=9, f_bavail=0))
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_blocks=9, f_bavail=0))
     assert "events are lost" in check._log(settings).warning
 
 
