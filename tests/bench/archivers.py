@@ -50,21 +50,24 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class Archiver:
-    """A program. tool: its name on PATH. at: gives its repository in a place."""
+    """A program. tool: its name on PATH. at: gives its repository in a place; buckets: also in
+    one.
+    """
 
     name: str
     tool: str
     at: Callable[[Place], Repository]
     version_argv: tuple[str, ...] = ("--version",)
+    buckets: bool = True
 
 
 def _restic(place: Place) -> Repository:
     """It encrypts, compresses, and looks for duplicates."""
-    where, program = str(place.repository), ["restic"]
+    where = here = str(place.repository)
+    program = ["restic"]
     if place.bucket:
-        where = f"s3:{'/'.join(place.bucket)}/restic"
-    create = [*program, "-r", where, "init"]
-    if place.link:
+        where = here = f"s3:{'/'.join(place.bucket)}/restic"
+    elif place.link:
         sftp = shlex.join([*place.link.ssh, ALIAS, "-s", "sftp"])
         where = f"sftp:{ALIAS}:{place.repository}"
         program += ["-o", f"sftp.command={sftp}"]
@@ -75,7 +78,7 @@ def _restic(place: Place) -> Repository:
             "RESTIC_CACHE_DIR": str(place.work / "cache"),
             "RESTIC_PROGRESS_FPS": "0.1",
         },
-        [create],
+        [["restic", "-r", here, "init"]],
         lambda _: [*program, "backup", "--json", "."],
         lambda said, _: str(json.loads(said.splitlines()[-1])["snapshot_id"]),
         lambda version, to: [*program, "restore", version, "--target", str(to)],
@@ -184,7 +187,7 @@ def _borgs_environ(place: Place, tool: str) -> dict[str, str]:
 RESTIC: Final = Archiver("restic", "restic", _restic, ("version",))
 RUSTIC: Final = Archiver("rustic", "rustic", _rustic)
 KOPIA: Final = Archiver("kopia", "kopia", _kopia)
-BORG: Final = Archiver("borg", "borg", _borg)
+BORG: Final = Archiver("borg", "borg", _borg, buckets=False)
 BORG2: Final = Archiver("borg2", "borg2", _borg2)
 ARCHIVERS: Final = (RESTIC, RUSTIC, KOPIA, BORG, BORG2)
 

@@ -168,6 +168,6 @@ CONTENDERS: Final[tuple[Contender, ...]] = (
     Bare(),
     Copy(),
     RAW,
-    *map(ArchivedInBucket, ARCHIVERS),
+    *(ArchivedInBucket(one) for one in ARCHIVERS if one.buckets),
     Rclone(),
 )

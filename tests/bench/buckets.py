@@ -18,7 +18,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -28,20 +28,20 @@ from rich.console import Console
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.processes import Interrupts
 from tests.bench import results
+from tests.bench.bucket_lab import bucket_lab
 from tests.bench.bucket_peers import CONTENDERS, FEW, OURS, PREFIX, RAW, BucketJob
 from tests.bench.contender import Contender, Failed, compare
 from tests.bench.cpu import Cpu, counted
 from tests.bench.image_peers import IMAGES
 from tests.bench.image_store import mounted
-from tests.bench.lab import SHAPES, Lab, delayed, lab
+from tests.bench.lab import SHAPES, Lab, lab
 from tests.bench.memory import Memory
 from tests.bench.plan import Case
 from tests.bench.results import Outcome, Sample
 from tests.bench.slots import slot
 from tests.bench.stores import Recipe, Store, cached
 from tests.helpers.s3_proxy import S3Proxy
-from tests.helpers.s3_servers import S3Server, seaweedfs
-from tests.helpers.sshd import HOST
+from tests.helpers.s3_servers import S3Server
 
 _RECIPES: Final = (
     Recipe("small", 48_000),
@@ -91,26 +91,16 @@ class Bench:
         """Returns what was measured of each way."""
         found: dict[str, Outcome] = {}
         with lab(case.link, self._home) as link, ExitStack() as stack:
-            server = stack.enter_context(self._server(link))
+            server = stack.enter_context(bucket_lab(link))
             for number in range(1, rounds + 1):
                 for contender in contenders:
                     if server.ended():
                         stack.close()
-                        server = stack.enter_context(self._server(link))
+                        server = stack.enter_context(bucket_lab(link))
                     for way, sample in self._turn(contender, number, store, link, server):
                         outcome = found.setdefault(way, Outcome(case, store, None, []))
                         outcome.samples.append(sample)
         return found
-
-    @contextmanager
-    def _server(self, link: Lab) -> Iterator[S3Server]:
-        with ExitStack() as stack:
-            server = stack.enter_context(seaweedfs(link.address, link.inside))
-            if shape := SHAPES[link.link]:
-                to = server.endpoint.removeprefix("http://")
-                port, _ = stack.enter_context(delayed(to, shape, link.home))
-                server = replace(server, endpoint=f"http://{HOST}:{port}")
-            yield server
 
     def _turn(
         self, contender: Contender, number: int, store: Store, link: Lab, server: S3Server

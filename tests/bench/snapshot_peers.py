@@ -73,8 +73,10 @@ class Contender(ABC):
         self._count = 0
 
     @classmethod
-    def missing(cls, *, over_link: bool) -> str:
-        """Returns why it cannot be measured here; empty where it can."""
+    def missing(cls, *, link: bool, bucket: bool) -> str:
+        """Returns why it cannot be measured here; empty where it can. link: the repository is
+        behind one; bucket: in one.
+        """
         absent = [tool for tool in cls.tools if not shutil.which(tool)]
         return f"{', '.join(absent)} not installed" if absent else ""
 
@@ -112,7 +114,11 @@ class Ours(Contender):
         place = self.place
         self.environ = {"PYTHONPATH": str(PROJECT), "XDG_CACHE_HOME": str(place.work / "cache")}
         remote: dict[str, object] = {"url": f"file://{place.repository}"}
-        if place.link:
+        if place.bucket:
+            endpoint, bucket = place.bucket
+            url = f"s3://{bucket}/backup"
+            remote = {"url": url, "endpoint": endpoint, "addressing": "path"}
+        elif place.link:
             remote = {
                 "host": ALIAS,
                 "path": place.repository,
@@ -177,6 +183,12 @@ class Archived(Contender):
 
     program: ClassVar[Archiver]
 
+    @classmethod
+    def missing(cls, *, link: bool, bucket: bool) -> str:
+        if bucket and not cls.program.buckets:
+            return "it knows no buckets"
+        return super().missing(link=link, bucket=bucket)
+
     def prepare(self) -> None:
         place = self.place
         self._repository = self.program.at(place)
@@ -217,10 +229,10 @@ class PgBackRest(Contender):
     leaves_out = ("pg_internal.init", "postmaster.opts", "pg_subtrans", "pgsql_tmp")
 
     @classmethod
-    def missing(cls, *, over_link: bool) -> str:
-        if over_link:
-            return "its backups are begun by the remote"
-        return super().missing(over_link=over_link)
+    def missing(cls, *, link: bool, bucket: bool) -> str:
+        if link or bucket:
+            return "its backups are begun by the remote, and its buckets are behind TLS"
+        return super().missing(link=link, bucket=bucket)
 
     def prepare(self) -> None:
         work = self.place.work
@@ -261,3 +273,17 @@ class PgBackRestBlocks(PgBackRest):
 
     name = "pgbackrest, blocks"
     more: ClassVar[dict[str, str]] = {"repo1-bundle": "y", "repo1-block": "y"}
+
+
+class PgBackRestGz(PgBackRestBlocks):
+    """The same by its default codec."""
+
+    name = "pgbackrest, blocks, gz"
+    more: ClassVar[dict[str, str]] = {**PgBackRestBlocks.more, "compress-type": "gz"}
+
+
+class PgBackRestLz4(PgBackRestBlocks):
+    """The same by lz4."""
+
+    name = "pgbackrest, blocks, lz4"
+    more: ClassVar[dict[str, str]] = {**PgBackRestBlocks.more, "compress-type": "lz4"}

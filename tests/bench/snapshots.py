@@ -1,9 +1,10 @@
 """Snapshots beside the peers: what changed in place, taken, kept, and brought back over a link.
 
 A case is a directory in two states. Each contender takes the first in full and the second as an
-increment, restores the first into an empty directory, and then puts a copy of the second back to
-the first. What comes back is compared, file by file. Repositories lie behind the link; on
-`loopback` in a directory of this machine.
+increment, puts a copy of the second back to the first, and restores the first into an empty
+directory. What comes back is compared, file by file. Repositories lie behind the link; on
+`loopback` in a directory of this machine; with `--bucket` in a bucket of a SeaweedFS at the end of
+the link.
 
 Start it as `python -m tests.bench.snapshots`; see `--help`.
 """
@@ -11,10 +12,12 @@ Start it as `python -m tests.bench.snapshots`; see `--help`.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +26,8 @@ from rich.table import Table
 
 from tests.bench import bare_restore, bare_unpack
 from tests.bench.archivers import Place
+from tests.bench.bucket_lab import bucket_lab
+from tests.bench.codecs import codecs
 from tests.bench.contender import Failed
 from tests.bench.lab import SHAPES, Lab, describe, lab
 from tests.bench.slots import slot
@@ -34,6 +39,8 @@ from tests.bench.snapshot_peers import (
     OursWhole,
     PgBackRest,
     PgBackRestBlocks,
+    PgBackRestGz,
+    PgBackRestLz4,
     spend,
 )
 from tests.bench.snapshot_states import (
@@ -45,6 +52,7 @@ from tests.bench.snapshot_states import (
     small_files,
     tree_files,
 )
+from tests.helpers.s3_servers import S3Server
 
 _CONTENDERS: Final[tuple[type[Contender], ...]] = (
     Ours,
@@ -53,6 +61,8 @@ _CONTENDERS: Final[tuple[type[Contender], ...]] = (
     *ARCHIVED,
     PgBackRest,
     PgBackRestBlocks,
+    PgBackRestGz,
+    PgBackRestLz4,
 )
 _FEW: Final = 4000
 # Files, directories that have files, and the mean of the logarithms of the sizes. `linux` has the
@@ -65,12 +75,15 @@ States = Callable[[Path], tuple[Path, ...]]
 
 
 class Bench:
-    """Works in home, over a link; None for a directory of this machine."""
+    """Works in home, over a link; None for a directory of this machine. server: that of buckets."""
 
-    def __init__(self, home: Path, link: Lab | None, only: Sequence[str]) -> None:
+    def __init__(
+        self, home: Path, link: Lab | None, only: Sequence[str], server: S3Server | None
+    ) -> None:
         self._home = home
         self._link = link
         self._only = only
+        self._server = server
         self._turns = 0
 
     def case(self, title: str, make: States, *, of_postgres: bool = False) -> Table:
@@ -86,7 +99,7 @@ class Bench:
                 continue
             if self._only and not kind.name.startswith(tuple(self._only)):
                 continue
-            if why := kind.missing(over_link=self._link is not None):
+            if why := kind.missing(link=self._link is not None, bucket=self._server is not None):
                 print(f"{kind.name}: not measured: {why}", file=sys.stderr)
                 continue
             try:
@@ -103,11 +116,16 @@ class Bench:
         work, data, to = home / "work", home / "data", home / "to"
         for directory in (work, data, to):
             directory.mkdir(parents=True)
-        repository = home / "repository"
+        repository, bucket = home / "repository", None
         if self._link:
             repository = self._link.destination(str(self._turns))
         repository.mkdir(exist_ok=True)
-        contender = kind(Place(self._link, work, data, repository))
+        size = partial(size_of, repository)
+        if self._server:
+            name = self._server.bucket(own=True).bucket
+            bucket = self._server.endpoint, name
+            size = partial(_size_of_bucket, self._server, name)
+        contender = kind(Place(self._link, work, data, repository, bucket))
         cells, taken, before = [], [], 0
         mirror(states[0], data)
         contender.prepare()
@@ -115,24 +133,30 @@ class Bench:
             mirror(state, data)
             took = contender.take()
             taken.append(took.version)
-            after = size_of(repository)
+            after = size()
             stored = f"{(after - before) / _MB:.2f} MB, {(after - before) / size_of(state):.2%}"
             cells += [_seconds(took.seconds), stored]
             before = after
-        back = contender.restore(taken[0], to, delta=False)
-        cells.append(_seconds(back.seconds))
-        different(states[0], contender.inside(to), kind.leaves_out)
+        put_back = []
         if len(states) > 1:
+            # Before the restore, of which some keep content in a cache.
             mirror(states[1], contender.inside(to))
             back = contender.restore(taken[0], to, delta=True)
             different(states[0], contender.inside(to), kind.leaves_out)
-            cells.append(_seconds(back.seconds))
+            put_back = [_seconds(back.seconds)]
             if back.fetched:
-                cells[-1] += f", {back.fetched / _MB:.2f} MB fetched"
-            if kind is Ours:
+                put_back[0] += f", {back.fetched / _MB:.2f} MB fetched"
+            if kind is Ours and not bucket:
                 self._say_more(contender, taken, states, back.fetched)
+            shutil.rmtree(to)
+            to.mkdir()
+        back = contender.restore(taken[0], to, delta=False)
+        different(states[0], contender.inside(to), kind.leaves_out)
+        cells += [_seconds(back.seconds), *put_back]
         if self._link is not None:
             shutil.rmtree(repository)
+        if self._server and bucket:
+            self._server.client().delete_bucket(Bucket=bucket[1])
         shutil.rmtree(home)
         return cells
 
@@ -212,6 +236,12 @@ def size_of(top: Path) -> int:
     return sum(path.lstat().st_size for path in top.rglob("*") if path.is_file())
 
 
+def _size_of_bucket(server: S3Server, name: str) -> int:
+    """Returns the bytes of all objects in a bucket."""
+    listed = server.client().get_paginator("list_objects_v2").paginate(Bucket=name)
+    return sum(one["Size"] for page in listed for one in page.get("Contents", ()))
+
+
 def _seconds(seconds: float) -> str:
     return f"{seconds:.2f} s"
 
@@ -233,13 +263,18 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     with ExitStack() as stack:
         home = stack.enter_context(slot(options.disk)).home
-        link = None
-        if options.link != "loopback":
+        link = server = None
+        if options.link != "loopback" or options.bucket:
             link = stack.enter_context(lab(options.link, home))
-        bench = Bench(home / "bench", link, options.only)
+        if link and options.bucket:
+            server = stack.enter_context(bucket_lab(link))
+            os.environ |= server.sender.environment
+        bench = Bench(home / "bench", link, options.only, server)
         for word in options.case:
             if word in _TREES:
                 console.print(unpacking(home / word, options.rounds, *_TREES[word]))
+            elif word == "codecs":
+                console.print(codecs(home / word, megabytes))
             else:
                 title, make, of_postgres = cases[word]
                 console.print(
@@ -254,10 +289,11 @@ def _parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     words = ["random", "stretch", "database", "small", "tree"]
-    told = f"{', '.join(words)} by default, linux"
+    told = f"{', '.join(words)} by default, linux, codecs"
     add("case", nargs="*", default=words, help=told)
     add("--only", nargs="+", default=[], metavar="NAME", help="contenders, by their first letters")
     add("--link", choices=list(SHAPES), default="loopback")
+    add("--bucket", action="store_true", help="repositories are in buckets at the end of the link")
     add("--megabytes", type=int, default=1074, help="of the pages, and about of the database")
     add("--rounds", type=int, default=3, help="of the tree")
     add("--disk", type=Path, default=Path("/dev/shm"), metavar="DIR", help="work there")
