@@ -139,7 +139,6 @@ class Bench:
             before = after
         put_back = []
         if len(states) > 1:
-            # Before the restore, of which some keep content in a cache.
             mirror(states[1], contender.inside(to))
             back = contender.restore(taken[0], to, delta=True)
             different(states[0], contender.inside(to), kind.leaves_out)
@@ -150,6 +149,8 @@ class Bench:
                 self._say_more(contender, taken, states, back.fetched)
             shutil.rmtree(to)
             to.mkdir()
+        # It may be on another machine, and some keep content that they have read.
+        shutil.rmtree(work / "cache", ignore_errors=True)
         back = contender.restore(taken[0], to, delta=False)
         different(states[0], contender.inside(to), kind.leaves_out)
         cells += [_seconds(back.seconds), *put_back]
