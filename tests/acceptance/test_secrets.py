@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -116,3 +118,31 @@ def test_no_secret_is_in_arguments_logs_outputs_and_messages(
     assert SECRET not in "".join(shown)
     for table in ("runs", "dumps"):
         assert SECRET not in str(env.query(f"select t::text from ntt_backup.{table} t"))
+
+
+@pytest.mark.long
+def test_setup_passes_no_secret_on(env: Environment, scratch_url: str) -> None:
+    """The answer to its question has a password, which nobody else shall see."""
+    started = env.root / "started"
+    (env.root / "sitecustomize.py").write_text(WATCH.format(file=str(started)))
+    env.environ["PYTHONPATH"] = str(env.root)
+    env.put_in_store(b"a blob")
+    env.config.unlink()
+    values = {"log.jsonl": env.log, "lock.file": env.lock, "host.key_file": env.host_key}
+    argv = env.argv("setup", f"--store={env.store}", f"--to=file://{env.root}/disk")
+    argv += [f"--set={key}={json.dumps(str(one))}" for key, one in values.items()]
+    url = make_conninfo(scratch_url, password=SECRET)
+    done = subprocess.run(
+        argv,
+        env=env.environment(),
+        input=f"{url}\ny\n",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert SECRET in env.config.read_text()
+    assert env.config.stat().st_mode & 0o007 == 0
+    assert "init-db" in started.read_text()
+    for shown in (started.read_text(), done.stdout, done.stderr, env.log.read_text()):
+        assert SECRET not in shown

@@ -24,7 +24,8 @@ from ntt_backup.process.spawn import Child, start
 from tests.helpers import program
 from tests.helpers.blobs import put, tree
 from tests.helpers.parallel import memory
-from tests.helpers.sshd import Sshd
+from tests.helpers.s3_servers import S3Server
+from tests.helpers.sshd import Sshd, free_port
 from tests.helpers.waiting import PATIENCE, wait_until
 
 SECRET = "hunter2"
@@ -149,6 +150,27 @@ def test_nobody_is_there_to_answer(host: Host) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", ["s3", "sftp"])
+def test_a_target_that_lets_nobody_in_is_one_line(
+    host: Host, s3: S3Server, scratch_url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = s3.bucket()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET * 2)
+    to = bucket.url if kind == "s3" else f"sftp://u@127.0.0.1:{free_port()}/x"
+    words = host.words("--yes", f"--files={host.root}/files", to=to, catalog=scratch_url)
+    if kind == "s3":
+        words += [f"--set=remote.endpoint={bucket.endpoint}", "--set=remote.addressing=path"]
+    *_, undone, error, hint = host.call(words, expect=5).splitlines()
+    assert undone == "--- undone: what setup has made is removed again"
+    why = {"s3": "does not accept the credentials", "sftp": "Connection refused"}[kind]
+    assert error.startswith("error: ")
+    assert why in error
+    assert hint.startswith("hint: ")
+    assert SECRET not in error
+    assert host.is_as_before()
+
+
+@pytest.mark.long
 def test_the_directory_on_another_machine_is_made(host: Host, remote: Sshd) -> None:
     place = remote.directory("setup")
     to = f"ssh://{remote.alias}{place.path}/backup"
@@ -255,6 +277,34 @@ def test_only_steps_that_were_done_are_undone(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(BackupError):
         setup._do(steps, [], None)
     assert told == ["one", "two", "not two", "not one"]
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "expected"),
+    [
+        ("echo 'warning: x\nerror: a: b\nhint: c'>&2; exit 4", None, ("a: b", "c", 4)),
+        ("echo 'ok  a b\nFAILED  c  d: e\n   f\nok  g'; exit 5", None, ("d: e", "f", 5)),
+        ("echo 'mkdir: no\nmkdir: \033[31mno'>&2; exit 1", 6, (r"mkdir: \x1b[31mno", "", 6)),
+        ("kill -9 $$", None, ("SCRIPT ended with 137", "", 137)),
+    ],
+)
+def test_the_error_is_that_of_the_program(
+    script: str, code: int | None, expected: tuple[str, str, int]
+) -> None:
+    with pytest.raises(BackupError) as failed:
+        setup._call(["sh", "-c", script], code)
+    said = failed.value.message.replace(script, "SCRIPT")
+    assert (said, failed.value.hint, failed.value.exit_code) == expected
+
+
+def test_an_interrupted_program_ends_by_itself(tmp_path: Path) -> None:
+    """A killed `check` would leave its trial on the target."""
+    script = (
+        f"trap 'touch {tmp_path}/ended; exit' TERM; kill -INT {os.getpid()}; while :; do :; done"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        setup._call(["sh", "-c", script])
+    assert (tmp_path / "ended").exists()
 
 
 def test_a_step_is_not_interrupted_in_its_middle() -> None:

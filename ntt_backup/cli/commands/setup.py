@@ -37,12 +37,19 @@ from ntt_backup.config.sections import SERVICE_HOME, state_directory
 from ntt_backup.config.signing_key import SERVICE_KEY, key_file
 from ntt_backup.config.values import FORMS, parse_target_url
 from ntt_backup.daemon.service_files import UNITS, USER, is_sample
-from ntt_backup.errors import BackupError, CatalogError, ConfigError, LockHeld, complete
+from ntt_backup.errors import (
+    BackupError,
+    CatalogError,
+    ConfigError,
+    LockHeld,
+    RemoteCannotStore,
+    complete,
+)
 from ntt_backup.formatting import duration, many, printable
 from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.process import embedded, postgres
 from ntt_backup.process.durable import write_durably
-from ntt_backup.process.spawn import start, wait_for
+from ntt_backup.process.spawn import TAIL_BYTES, start, wait_for
 from ntt_backup.source.store import Store
 
 _LOCAL: Final = f"postgresql:///{postgres.DATABASE}"
@@ -54,6 +61,9 @@ _SECONDS: Final = 60.0
 # So many files are looked at to say how many are young.
 _MOST_FILES: Final = 100_000
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# How a command of ours ends with an error, and how `check` reports one.
+_ERROR: Final = re.compile(r"(?ms)^error: (.*?)(?:\nhint: (.*))?\Z")
+_FAILED: Final = re.compile(r"(?m)^FAILED +\S+ +(.*)(?:\n +(.*))?$")
 _HEAD: Final = "# Made by `ntt-backup-remote setup`. docs/settings.md has all settings.\n"
 
 
@@ -350,9 +360,17 @@ def _toml(values: Mapping[str, Any]) -> str:
 # --- the steps ------------------------------------------------------------------------------------
 
 
-def _call(argv: Sequence[str]) -> None:
-    """Runs a program and shows its output. Raises BackupError where it fails."""
-    child = start(argv, cwd="/")
+def _call(argv: Sequence[str], code: int | None = None) -> None:
+    """Runs a program and shows its output.
+
+    Args:
+        argv: The program and its arguments.
+        code: The exit code of the error; None for that of the program.
+
+    Raises:
+        BackupError: The program has failed. The error is what the program says itself.
+    """
+    child, shown = start(argv, cwd="/"), b""
     child.close_stdin()
     try:
         while (data := child.read()) != b"":
@@ -361,14 +379,23 @@ def _call(argv: Sequence[str]) -> None:
                 wait_for(reading=child.fds, timeout=None)
             else:
                 click.echo(data, nl=False)
+                shown = (shown + data)[-TAIL_BYTES:]
         child.wait(_SECONDS)
+    except BaseException:
+        os.kill(child.pid, signal.SIGTERM)  # The program removes what it has begun on the target.
+        child.wait(_SECONDS)
+        raise
     finally:
         status = child.kill()
-    if said := child.stderr.text:
-        click.echo(said, err=True)
+    said = child.stderr.text
     if status:
-        code = status if status > 0 else 128 - status
-        raise BackupError(f"{argv[-1]} ended with {code}", exit_code=code)
+        code = code or (status if status > 0 else 128 - status)
+        last = next(reversed(said.splitlines()), f"{argv[-1]} ended with {code}")
+        found = _FAILED.search(shown.decode(errors="replace")) or _ERROR.search(said)
+        message, hint = map(printable, found.groups("") if found else (last, ""))
+        raise BackupError(message, hint=hint, exit_code=code)
+    if said:
+        click.echo(said, err=True)
 
 
 def _check(program: Sequence[str], *, changes: bool) -> None:
@@ -404,7 +431,8 @@ def _preparations(settings: Settings, user: str) -> Iterator[Step]:
         except ConfigError:
             make = ("useradd", "--system", "--home-dir", str(SERVICE_HOME), USER)
             says = f"make the account {USER}, since PostgreSQL refuses to run as root: useradd"
-            yield Step(says, partial(_call, make), partial(_call, ("userdel", USER)))
+            made = partial(_call, make, ConfigError.exit_code)
+            yield Step(says, made, partial(_call, ("userdel", USER)))
     if settings.catalog.url == _LOCAL and root:
         name = postgres.DATABASE
         for what, query, of, create, drop in (
@@ -415,7 +443,7 @@ def _preparations(settings: Settings, user: str) -> Iterator[Step]:
             if _status((*_AS_POSTGRES, "psql", "-Xqc", query, f"dbname={of}")):
                 yield Step(
                     f"make the {what} in the local PostgreSQL: {create[0]}",
-                    partial(_call, (*_AS_POSTGRES, *create, named)),
+                    partial(_call, (*_AS_POSTGRES, *create, named), CatalogError.exit_code),
                     partial(_call, (*_AS_POSTGRES, drop, named)),
                 )
     if remote.kind == "file" and not Path(remote.path).is_dir():
@@ -432,7 +460,9 @@ def _preparations(settings: Settings, user: str) -> Iterator[Step]:
             return
         made, gone = (
             partial(
-                _call, (*as_user, *transport_to(remote).argv(f"{do} {shlex.quote(remote.path)}"))
+                _call,
+                (*as_user, *transport_to(remote).argv(f"{do} {shlex.quote(remote.path)}")),
+                RemoteCannotStore.exit_code,
             )
             for do in ("mkdir -p", "rmdir")
         )
