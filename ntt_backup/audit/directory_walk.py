@@ -6,7 +6,8 @@ a file in place does not change them, so now and then a pass lists all directori
 
 The times are trusted only once they are older than a minute. Those of many file systems are
 coarse, and a second change within the same tick would not show; a network file system also shows
-changes late, and has a clock of its own.
+changes late, and has a clock of its own. Until then, the catalog has a sum of what the entries were
+when they were listed: a pass examines them, and lists the directory if it has another sum.
 
 A pass takes the known directories in the order of their paths, in steps of one transaction each. A
 new directory comes after its parent in this order, so the same pass takes it. Memory holds some
@@ -33,8 +34,9 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from heapq import heappop, heappush
+from itertools import islice
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -267,6 +269,8 @@ class _Step:
             if not self._whole and times == (one.mtime_ns, one.ctime_ns):
                 return
             parts = _parts_of(one.path, known)
+            if not parts and self._is_as_listed(nth, one):
+                return
             if parts and (yield from self._divide(nth, one, parts, MOST_UNDIVIDED // 2)):
                 return
             if not (yield from self._list(nth, one)):
@@ -280,21 +284,41 @@ class _Step:
         if not gone or path in self._roots:
             self._add_problem(path, self._tree.unreadable(os.fsdecode(path), error).detail)
 
+    def _is_as_listed(self, nth: int, one: KnownDirectory) -> bool:
+        """Returns whether a directory that was young is as it was when it was listed."""
+        if self._whole or one.mtime_ns is not None or one.ctime_ns is None:
+            return False
+        with self._open(one.path) as (fd, listing):
+            now = _state(fd, one.path)
+            seen = _Seen()
+            for entry in islice(listing, MOST_UNDIVIDED + 1):
+                seen.add(entry)
+                self._files += 1
+        if (seen.sum, now.mounted) != (one.ctime_ns, one.mounted):
+            return False
+        if now.mtime_ns is not None:  # Its times are noted, and none of its files is compared.
+            self.listed.append(ListedDirectory(-nth, now, within=(one.path, one.path)))
+        return True
+
     def _list(self, nth: int, one: KnownDirectory) -> Generator[WalkedEntry, None, bool]:
         """Yields the entries of a directory. Returns False if it has to be divided."""
-        inside, empty, files = _inside(one.path), True, self._files
+        inside, empty, files, seen = _inside(one.path), True, self._files, _Seen()
         with self._open(one.path) as (fd, listing):
             now = _state(fd, one.path)
             for entry in listing:
                 empty = empty and entry.name == _OF_THE_DISK
                 yield from self._examine((nth,), inside + os.fsencode(entry.name), entry)
+                if now.mtime_ns is None:
+                    seen.add(entry)
                 if self._files - files > MOST_UNDIVIDED:
                     return False
         if nth in self._incomplete:  # What it has not given may still be there.
             return True
         missed = empty and (one.path in self._roots or (one.mounted and not now.mounted))
         if nth in self._unwell:  # Each pass tells what is wrong there.
-            now = now._replace(mtime_ns=None)
+            now = now._replace(mtime_ns=None, ctime_ns=None)
+        elif now.mtime_ns is None:
+            now = now._replace(ctime_ns=seen.sum)
         if missed:
             self._missed[nth] = one
         self.listed.append(ListedDirectory(nth, now, missed))
@@ -439,6 +463,29 @@ def _state(fd: int, path: bytes) -> KnownDirectory:
     # The time of change is never set by hand: in the future it is that of another clock.
     young = abs(ages[0]) <= TRUSTED_NS or ages[1] <= TRUSTED_NS
     return KnownDirectory(path, None if young else status.st_mtime_ns, status.st_ctime_ns, mounted)
+
+
+class _Seen:
+    """Sums up what the entries of a directory are, in the order of its listing."""
+
+    def __init__(self) -> None:
+        self._hash = blake2b(digest_size=7)
+
+    def add(self, entry: os.DirEntry[str]) -> None:
+        """Adds an entry, unless it is gone or cannot be examined."""
+        facts = f"/{entry.name}\0{entry.inode()}"
+        try:
+            if not entry.is_dir(follow_symlinks=False):
+                one = entry.stat(follow_symlinks=False)
+                facts += f" {one.st_size} {one.st_mtime_ns} {one.st_ctime_ns}"
+        except OSError:
+            return
+        self._hash.update(facts.encode(errors="surrogateescape"))
+
+    @property
+    def sum(self) -> int:
+        """The sum, which the catalog can have as a number."""
+        return int.from_bytes(self._hash.digest(), "big")
 
 
 def _inside(path: bytes) -> bytes:

@@ -93,8 +93,27 @@ def test_young_times_are_not_trusted(
     catalog: Connection, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory_walk, "TRUSTED_NS", 60 * 10**9)
-    for _ in range(2):
-        assert register_files(catalog, settings(root)).rows == 7
+    wanted = settings(root, on_change="version")
+    assert register_files(catalog, wanted).rows == 7
+    read_all(catalog, root)
+    assert register_files(catalog, wanted).rows == 0
+    # All that follows is within one tick of the times of the directory.
+    times = (root / "a").stat()
+    (root / "a" / "1").write_bytes(b"changed")
+    done = register_files(catalog, wanted)
+    assert (done.rows, done.changed) == (2, 1)
+    make(root / "a" / "new")
+    (root / "a" / "2").unlink()
+    os.utime(root / "a", ns=(times.st_mtime_ns, times.st_mtime_ns))
+    done = register_files(catalog, wanted)
+    assert (done.rows, done.registered, done.gone) == (2, 1, 1)
+    assert places_where(catalog) == on_disk(root)
+    # Once the times are trusted, they are noted, and nothing is listed for that.
+    monkeypatch.setattr(directory_walk, "TRUSTED_NS", -1)
+    assert register_files(catalog, wanted).rows == 0
+    left = catalog.execute("select count(*) from ntt_backup.directories where mtime_ns is null")
+    assert left.fetchone() == (0,)
+    assert places_where(catalog) == on_disk(root)
 
 
 def test_times_of_another_clock_are_not_trusted(
@@ -103,8 +122,11 @@ def test_times_of_another_clock_are_not_trusted(
     monkeypatch.setattr(directory_walk, "TRUSTED_NS", 60 * 10**9)
     behind = time.time_ns() - 3600 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: behind)
-    for _ in range(2):
-        assert register_files(catalog, settings(root)).rows == 7
+    assert register_files(catalog, settings(root)).rows == 7
+    make(root / "a" / "new")
+    assert register_files(catalog, settings(root)).rows == 3
+    untrusted = "select count(*) from ntt_backup.directories where mtime_ns is null"
+    assert catalog.execute(untrusted).fetchone() == (6,)
 
 
 def test_times_may_be_any(catalog: Connection, root: Path) -> None:

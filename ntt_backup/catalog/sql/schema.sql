@@ -275,7 +275,8 @@ create table if not exists ntt_backup.origins (
 );
 
 -- The directories of each walk [files.NAME]. path: below source.root. mtime_ns, ctime_ns: its times when it
--- was listed last; null where it is to be listed again in any case. mounted: whether another file system
+-- was listed last; mtime_ns is null where they are not trusted, and ctime_ns then a sum of its entries, or null where it is
+-- to be listed again in any case. mounted: whether another file system
 -- began there. A part of a large directory has as its path that of the directory, a NUL, and the name at which it
 -- begins, and sums of its names and inode numbers as its times.
 create table if not exists ntt_backup.directories (
