@@ -162,7 +162,7 @@ def _check(pack: PackFile) -> NoReturn:
     if wrong:
         said.append(f"WRONG: {len(wrong):,} of them")
         said += [f"  {printable(text)}" for text in list(wrong.values())[:20]]
-        said.append("unpack takes out what is right: ntt-backup-remote unpack")
+        said.append("to save the right ones: ntt-backup-remote unpack FILE --to DIR")
     else:
         said.append("all of them are right")
     results.report(fields, said, SOME_FAILED if wrong else 0)
@@ -177,9 +177,9 @@ def _open(file: Path, keyring: Keyring) -> PackFile:
         raise keyring.foreign() from None
     except PackError as error:
         raise ConfigError(
-            f"{file} is no whole pack",
+            f"{file} is not a complete pack",
             detail=str(error),
-            hint="what is left of one: ntt-backup-remote unpack FILE --to DIR",
+            hint="to save what is left: ntt-backup-remote unpack FILE --to DIR",
             exit_code=SOME_FAILED,
         ) from error
 
