@@ -105,7 +105,8 @@ def snapshot_take(
         try:
             done = take_version(settings, chosen, report=told, **how)
         except RemoteUnreachable as error:
-            error.hint = f"take it again: that begins anew, and removes what was sent; {error.hint}"
+            again = "the next take begins again, and removes what this one has sent"
+            error.hint = "; ".join(filter(None, (error.hint, again)))
             raise
     results.report_on(done, _taken(done), done.exit_code, target=common.target)
 
