@@ -80,7 +80,7 @@ def test_verify_and_restore_wait_out_a_link_that_drops_and_a_take_says_what_to_d
     env.write_config(run={"backoff_base": 0.05, "backoff_cap": 0.1})
     link.cut_after(3_000_000)
     cut = env.run("snapshot", "take", "data", str(data), expect=5)
-    assert "take it again" in cut.stderr
+    assert "the next take begins again" in cut.stderr
     link.restore()
     env.call("snapshot", "take", "data", str(data), expect=0)
     for command in (["verify", "data", "--download"], ["restore", "data", "--to", str(back)]):
