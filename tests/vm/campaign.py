@@ -294,7 +294,9 @@ class Campaign:
             found = [one for one in self._target() if one in found]
         told = self.pair.told
         # What was copied before the cut may be told of before the unit is up.
-        wait_until(lambda: self.pair.unit()["ActiveState"] != "activating", "the unit", SECONDS)
+        # It is inactive before systemd has come to it.
+        waiting = ("activating", "inactive")
+        wait_until(lambda: self.pair.unit()["ActiveState"] not in waiting, "the unit", SECONDS)
         unit = self.pair.unit()
         if unit["ActiveState"] != "active" or (unit["NRestarts"] != "0" and not restarts):
             found.append(f"the unit is {unit}")
