@@ -120,6 +120,17 @@ class ListedFile(NamedTuple):
     gone: bool = False
 
 
+class BadFile(NamedTuple):
+    """A file that goes by its path, and could not be read.
+
+    young: it may still be being written, so it is read later.
+    """
+
+    reason: FileReason
+    detail: str
+    young: bool = False
+
+
 class ReadFile(NamedTuple):
     """A file that goes by its path, and was read for the first time.
 

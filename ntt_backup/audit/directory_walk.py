@@ -119,7 +119,7 @@ def pass_over_directories(
     whole: bool,
     on_step: Callable[[Registration], object],
     problem: Problem,
-) -> int:
+) -> None:
     """Registers the files in directories.
 
     Args:
@@ -129,9 +129,6 @@ def pass_over_directories(
         whole: Whether all directories are listed, even if that is not due.
         on_step: Receives the counts of each step, once it is committed.
         problem: Receives the path of each directory that cannot be read, and why.
-
-    Returns:
-        The number of files that are in none of the directories any more.
 
     Raises:
         CatalogError: The catalog refuses, or is unreachable.
@@ -175,7 +172,8 @@ def pass_over_directories(
         for path, why in step.problems:
             problem(path, why)
         on_step(replace(found, strays=step.strays, unreadable=step.unreadable))
-    return origin_passes.end_pass(conn, replace(current, key=""), walk.roots)
+    gone = origin_passes.end_pass(conn, replace(current, key=""), walk.roots)
+    on_step(Registration(gone=gone))
 
 
 class _Step:

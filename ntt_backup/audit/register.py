@@ -173,23 +173,14 @@ def register_files(
         if wanted is not None and (origins is None or QUERY in origins):
             try:
                 with open_query(wanted, application_name("files")) as query:
-                    gone = _pass_over_query(
-                        conn, query, wanted, settings.files, whole=whole, on_step=add
-                    )
-                    add(Registration(gone=gone))
+                    _pass_over_query(conn, query, wanted, settings.files, whole=whole, on_step=add)
             except _OF_THE_QUERY as error:
                 failed = error  # No directory waits for the database of an application.
         for name, one in settings.files.items():
             if origins is None or name in origins:
-                gone = pass_over_directories(
-                    conn,
-                    Walk(name, settings.source.root, one),
-                    [other for other in settings.origins if other != name],
-                    whole=whole,
-                    on_step=add,
-                    problem=problem,
-                )
-                add(Registration(gone=gone))
+                walk = Walk(name, settings.source.root, one)
+                others = [other for other in settings.origins if other != name]
+                pass_over_directories(conn, walk, others, whole=whole, on_step=add, problem=problem)
         if failed is not None:
             raise failed
         return total
@@ -210,8 +201,8 @@ def _pass_over_query(
     *,
     whole: bool,
     on_step: Callable[[Registration], None],
-) -> int:
-    """Registers the rows of a query. Returns how many files it no longer lists."""
+) -> None:
+    """Registers the rows of a query."""
     current = origin_passes.begin_pass(
         conn,
         QUERY,
@@ -221,7 +212,7 @@ def _pass_over_query(
         whole=whole,
     )
     if current.began_at is None:
-        return 0
+        return
 
     def write(before: Pass) -> tuple[Pass, Registration, bool]:
         after, found = origin_passes.register(
@@ -259,4 +250,4 @@ def _pass_over_query(
             "a row of the query of catalog.from has no key, and may never be registered",
             hint="give each row a key, or leave the column out",
         )
-    return origin_passes.end_pass(conn, current)
+    on_step(Registration(gone=origin_passes.end_pass(conn, current)))

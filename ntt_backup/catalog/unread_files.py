@@ -15,7 +15,7 @@ from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.range_locks import lock_class, take_turns
 from ntt_backup.catalog.statements import fragment
-from ntt_backup.model import Blob, ReadFile, Reason
+from ntt_backup.model import BadFile, Blob, ReadFile, Reason
 
 # What is counted at most.
 _COUNTED: Final = 100_000
@@ -43,15 +43,6 @@ class Unread(NamedTuple):
     path: bytes
     size: int | None
     checksum: str | None
-
-
-class UnreadableFile(NamedTuple):
-    """A file that could not be read. wait_s: the seconds until it is tried again; None: failed."""
-
-    id: int
-    reason: str
-    detail: str
-    wait_s: float | None = None
 
 
 class UnreadFiles:
@@ -97,13 +88,17 @@ class UnreadFiles:
         return []
 
     def record(
-        self, read: Sequence[tuple[int, ReadFile]], failed: Sequence[UnreadableFile]
+        self,
+        read: Sequence[tuple[int, ReadFile]],
+        bad: Sequence[tuple[int, BadFile]],
+        wait_s: float = 0.0,
     ) -> None:
         """Registers the blobs of files, and why others could not be read, in one transaction.
 
         Args:
             read: The files that were read, each behind the key of its place.
-            failed: The files that could not be read.
+            bad: The files that could not be read, each behind the key of its place.
+            wait_s: The seconds until a young one of these is tried again.
         """
         ids = [place for place, _ in read]
         found = [one for _, one in read]
@@ -114,22 +109,22 @@ class UnreadFiles:
             "mtimes": _array(bigint(one.mtime_ns) for one in found),
             "modes": _array(one.mode for one in found),
         }
-        bad = {
-            "ids": [one.id for one in failed],
-            "reasons": [one.reason for one in failed],
-            "details": [ledger.storable(one.detail) for one in failed],
-            "waits": [one.wait_s for one in failed],
+        failed = {
+            "ids": [place for place, _ in bad],
+            "reasons": [one.reason.value for _, one in bad],
+            "details": [ledger.storable(one.detail) for _, one in bad],
+            "waits": [wait_s if one.young else None for _, one in bad],
         }
 
         def write() -> None:
             if found:
                 _register(self._conn, self._target, [one.blob for one in found])
                 self._conn.rows("record_read", values)
-            if failed:
-                self._conn.rows("record_unreadable", bad)
+            if bad:
+                self._conn.rows("record_unreadable", failed)
 
         self._conn.in_transaction("register files that were read", write)
-        self._past = max([self._past, *ids, *(one.id for one in failed)])
+        self._past = max([self._past, *ids, *(place for place, _ in bad)])
 
 
 def _array(values: Iterable[object]) -> str:

@@ -15,11 +15,10 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from ntt_backup.blobdir.layout import kind_of
-from ntt_backup.model import Blob, FileReason, ReadFile, Reason
+from ntt_backup.model import BadFile, Blob, FileReason, ReadFile, Reason
 from ntt_backup.name_hash import NEW_HASHER
 from ntt_backup.source.paths import checked_path
 from ntt_backup.source.store import READ_SIZE, SourceTree, Store
@@ -28,15 +27,6 @@ from ntt_backup.wire.framing import MAX_BLOB
 _ALGORITHMS: Final = {16: "md5", 20: "sha1", 32: "sha256", 48: "sha384", 64: "sha512"}
 _PREFIXED: Final = re.compile(r"([a-z0-9]{3,8})[:=-]")
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
-
-
-@dataclass(frozen=True, slots=True)
-class BadFile:
-    """A file that could not be read. young: it may still be being written, so it is read later."""
-
-    reason: FileReason
-    detail: str
-    young: bool = False
 
 
 class FirstReader:

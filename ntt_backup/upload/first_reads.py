@@ -12,12 +12,12 @@ from typing import Final, Literal
 
 from ntt_backup import events
 from ntt_backup.catalog.listed_files import shown_path
-from ntt_backup.catalog.unread_files import Unread, UnreadableFile, UnreadFiles
+from ntt_backup.catalog.unread_files import Unread, UnreadFiles
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import SourceError, StoreSuspect
 from ntt_backup.formatting import many
-from ntt_backup.model import FileReason, ReadFile
-from ntt_backup.source.by_path import BadFile, FirstReader
+from ntt_backup.model import BadFile, FileReason, ReadFile
+from ntt_backup.source.by_path import FirstReader
 from ntt_backup.source.store import Store
 from ntt_backup.upload.batch_outcomes import Suspicion
 from ntt_backup.upload.event_pipe import EventPipe
@@ -80,11 +80,12 @@ class FirstReads:
             files = unread.next(self._most)
             if not files:
                 return "none"
-            found, failed, bad = self._read(files)
+            found, bad = self._read(files)
             # A slow disk gives few in that time: the others are asked for again each time.
-            self._most = min(max(_LEAST_FILES, 2 * (len(found) + len(failed))), _MOST_FILES)
+            self._most = min(max(_LEAST_FILES, 2 * (len(found) + len(bad))), _MOST_FILES)
             self._judge(len(found), bad)
-            unread.record(found, failed)
+            wait_s = min(max(self._store.grace / 4, _LEAST_WAIT), _MOST_WAIT)
+            unread.record(found, [(one.id, what) for one, what in bad], wait_s)
         for one, what in bad:
             if not what.young:
                 reason, detail = what.reason.value, what.detail
@@ -94,9 +95,8 @@ class FirstReads:
 
     def _read(
         self, files: list[Unread]
-    ) -> tuple[list[tuple[int, ReadFile]], list[UnreadableFile], list[tuple[Unread, BadFile]]]:
+    ) -> tuple[list[tuple[int, ReadFile]], list[tuple[Unread, BadFile]]]:
         found: list[tuple[int, ReadFile]] = []
-        failed: list[UnreadableFile] = []
         bad: list[tuple[Unread, BadFile]] = []
         began, size = time.monotonic(), 0
         with self._store.tree() as tree:
@@ -108,19 +108,17 @@ class FirstReads:
                     break
                 if isinstance(what, BadFile):
                     bad.append((one, what))
-                    wait_s = self._wait(what)
-                    failed.append(UnreadableFile(one.id, what.reason.value, what.detail, wait_s))
                 else:
                     found.append((one.id, what))
                     size += what.blob.expected
-                enough = len(found) + len(failed) >= _ENOUGH_FILES or size >= _ENOUGH_BYTES
+                enough = len(found) + len(bad) >= _ENOUGH_FILES or size >= _ENOUGH_BYTES
                 limit = _SECONDS if enough else _MOST_SECONDS
                 now = time.monotonic()
                 if now - began >= limit or self._is_to_end(now):
                     break
             if not found and any(what.reason in _OF_THE_STORE for _, what in bad):
                 tree.sign_of_life()
-        return found, failed, bad
+        return found, bad
 
     def _is_to_end(self, now: float) -> bool:
         """Says now and then that the worker is alive, and returns whether the worker is to end."""
@@ -133,11 +131,6 @@ class FirstReads:
     def _end_if_asked(self) -> None:
         if self._is_to_end(time.monotonic()):
             raise _Stopped
-
-    def _wait(self, what: BadFile) -> float | None:
-        """Returns the seconds until a file is examined again; None: the file has failed."""
-        grace = self._store.grace
-        return min(max(grace / 4, _LEAST_WAIT), _MOST_WAIT) if what.young else None
 
     def _judge(self, found: int, bad: list[tuple[Unread, BadFile]]) -> None:
         ours = [one for one in bad if one[1].reason in _OF_THE_STORE and not one[1].young]

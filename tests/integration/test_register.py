@@ -25,7 +25,7 @@ from ntt_backup.errors import (
     CatalogUnavailable,
     ConfigError,
 )
-from ntt_backup.model import MOST_PATH_BYTES, Blob, ReadFile
+from ntt_backup.model import MOST_PATH_BYTES, BadFile, Blob, FileReason, ReadFile
 from ntt_backup.report import check
 from tests.helpers.application import QUERY, Application
 from tests.helpers.postgres import Postgres, session
@@ -615,7 +615,7 @@ def test_a_few_files_are_looked_up_before_the_server_knows_the_table(catalog: Co
     unread = unread_files.UnreadFiles(catalog, "remote")
     first, *others = unread.next(some)
     read = [(one.id, ReadFile(Blob(f"{one.id:064}", 1), mtime_ns=0, mode=0)) for one in others]
-    unread.record(read, [unread_files.UnreadableFile(first.id, "missing", "it is gone")])
+    unread.record(read, [(first.id, BadFile(FileReason.MISSING, "it is gone"))])
     assert unread.next(1)[0].id == many // 2 + some + 1
     assert rows_read(catalog) - before < 10 * some
 

@@ -15,9 +15,9 @@ import pytest
 
 from ntt_backup.catalog.unread_files import Unread
 from ntt_backup.config import RunSettings
-from ntt_backup.model import FileReason, ReadFile
+from ntt_backup.model import BadFile, FileReason, ReadFile
 from ntt_backup.source import by_path
-from ntt_backup.source.by_path import BadFile, FirstReader, parse_checksum
+from ntt_backup.source.by_path import FirstReader, parse_checksum
 from ntt_backup.source.paths import Paths, checked_path
 from ntt_backup.source.store import READ_SIZE, Store
 from ntt_backup.upload import first_reads
@@ -164,7 +164,7 @@ def test_few_files_are_read_for_longer_and_more_are_asked_for_only_where_they_ar
         return [Unread(number, b"a", 1, None) for number in range(min(limit, 5000))]
 
     unread: Any = SimpleNamespace(
-        turn=lambda: nullcontext(True), next=some, record=lambda ok, bad: found.append(len(ok))
+        turn=lambda: nullcontext(True), next=some, record=lambda ok, *_: found.append(len(ok))
     )
     pipe: Any = SimpleNamespace(stopping=False, state=lambda state: None)
     reads = FirstReads(Store(tmp_path), RunSettings(), pipe, watch=False)
@@ -185,7 +185,7 @@ def test_a_worker_says_that_it_is_alive_while_it_reads_a_large_file(
     unread: Any = SimpleNamespace(
         turn=lambda: nullcontext(True),
         next=lambda limit: [Unread(1, b"file", None, hashlib.sha256(LARGE).hexdigest())],
-        record=lambda found, failed: None,
+        record=lambda *_: None,
     )
     pipe: Any = SimpleNamespace(stopping=False, state=states.append)
     FirstReads(Store(tmp_path), RunSettings(), pipe, watch=False).read_some(unread)
