@@ -21,7 +21,7 @@ from typing import Final
 from ntt_backup.catalog import connection
 from ntt_backup.errors import DumpFailed, DumpImpossible, SourceError
 from ntt_backup.process import postgres
-from ntt_backup.process.spawn import Child, output_of, start, wait_for
+from ntt_backup.process.spawn import Child, output_of, run, start, wait_for
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _MAJOR: Final = re.compile(r"\d{1,3}", re.ASCII)
@@ -169,10 +169,8 @@ def best_compression(programs: Programs) -> tuple[str, ...]:
         return ()
     option = "--compress=zstd"
     argv = [str(programs.pg_dump), "--format=custom", option, "--no-password", _NOWHERE]
-    child = start(argv, env={**os.environ, "LC_ALL": "C"})
-    child.close_stdin()
-    whole_output(child, _PATIENCE)
-    return (option,) if "connection to server" in child.stderr.text else ()
+    _, _, said = run(argv, _PATIENCE, env={**os.environ, "LC_ALL": "C"})
+    return (option,) if "connection to server" in said else ()
 
 
 def whole_output(child: Child, patience: float) -> tuple[bytes, int | None]:

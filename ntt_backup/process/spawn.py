@@ -419,10 +419,25 @@ def version_of(argv: Sequence[str]) -> str:
 
 def output_of(argv: Sequence[str], timeout: float) -> str:
     """Returns the output of a program: stdout, or else stderr. Raises SourceError."""
-    child = start(argv)
+    _, said, errors = run(argv, timeout)
+    return said or errors
+
+
+def run(argv: Sequence[str], timeout: float, **how: Any) -> tuple[int, str, str]:
+    """Returns the exit status, stdout and stderr of a program, which is killed after a time.
+
+    Args:
+        argv: The program and its arguments.
+        timeout: Seconds.
+        how: Further arguments of `start`.
+
+    Raises:
+        SourceError: The program is missing, or cannot be started.
+    """
+    child = start(argv, **how)
     child.close_stdin()
     try:
         said = child.output(timeout)
-        return said.decode("utf-8", "replace").strip() or child.stderr.text
     finally:
-        child.kill()
+        status = child.kill()
+    return status, said.decode("utf-8", "replace").strip(), child.stderr.text

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -20,7 +21,6 @@ from ntt_backup.config import Settings
 from ntt_backup.daemon.service_files import USER, is_sample
 from ntt_backup.errors import BackupError, ConfigError
 from ntt_backup.process.embedded import NAME
-from ntt_backup.process.spawn import Child, start
 from tests.helpers import program
 from tests.helpers.blobs import put, tree
 from tests.helpers.parallel import memory
@@ -238,16 +238,16 @@ def test_the_remote_is_asked_as_the_user_of_the_service(monkeypatch: pytest.Monk
     )
     called: list[tuple[str, ...]] = []
 
-    def record(argv: Sequence[str], **_: object) -> Child:
+    def record(argv: Sequence[str], *_: object, **__: object) -> tuple[int, str, str]:
         called.append(tuple(argv))
-        return start(["true"])
+        return 0, "", ""
 
-    monkeypatch.setattr(setup, "start", record)
-    monkeypatch.setattr(setup, "_has_account", lambda: True)
+    monkeypatch.setattr(setup, "run", record)
+    monkeypatch.setattr(setup, "uid_of", lambda _: 999)
     [*setup._preparations(remote, USER)]
     assert ("runuser", "-u", USER, "--", "ssh") in {argv[:5] for argv in called}
 
-    monkeypatch.setattr(setup, "_has_account", lambda: False)
+    monkeypatch.setattr(setup, "uid_of", lambda _: -1)
     with pytest.raises(ConfigError, match="its key") as refused:
         [*setup._preparations(remote, USER)]
     assert "install-service" in refused.value.hint
@@ -297,11 +297,12 @@ def test_the_error_is_that_of_the_program(
     assert (said, failed.value.hint, failed.value.exit_code) == expected
 
 
-def test_an_interrupted_program_ends_by_itself(tmp_path: Path) -> None:
+def test_an_interrupted_program_ends_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A killed `check` would leave its trial on the target."""
-    script = (
-        f"trap 'touch {tmp_path}/ended; exit' TERM; kill -INT {os.getpid()}; while :; do :; done"
-    )
+    monkeypatch.setattr(setup.click, "echo", mock.Mock(side_effect=KeyboardInterrupt))
+    script = f"trap 'touch {tmp_path}/ended; exit' TERM; echo begun; while :; do :; done"
     with pytest.raises(KeyboardInterrupt):
         setup._call(["sh", "-c", script])
     assert (tmp_path / "ended").exists()

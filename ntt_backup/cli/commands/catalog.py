@@ -44,7 +44,7 @@ from ntt_backup.dump.store import (
     restorable,
     write_text,
 )
-from ntt_backup.errors import CatalogError, ConfigError, DumpFailed, RemoteDenied, complete
+from ntt_backup.errors import CatalogError, DumpFailed, RemoteDenied, complete
 from ntt_backup.events import Event
 from ntt_backup.filestore.contract import FileStore
 from ntt_backup.filestore.pins import pin_words, pins_that_count, put_pin, read_pins, remove_pins
@@ -272,15 +272,12 @@ def _fetch(settings: RemoteConfig, keys: SigningKeys, name: str, path: Path) -> 
         (one,) = _named(found, [name])
         if not one.whole:
             raise DumpFailed(f"{name} {one.torn}")
-        try:
-            with durable_file(path, 0o600, replace=False) as file:
-                write_text(store, one, {other.name: other for other in found}, file)
-                written = file.tell()
-        except OSError as error:
-            raise ConfigError(
-                f"the dump cannot be written: {path}: {error.strerror or error}",
-                hint="name another file with --to",
-            ) from error
+        with (
+            writing(path, "name another file with --to"),
+            durable_file(path, 0o600, replace=False) as file,
+        ):
+            write_text(store, one, {other.name: other for other in found}, file)
+            written = file.tell()
     if (origin := one.origin(keys)) is not Origin.OURS:
         results.warn(
             printable(f"{name} is {origin.text}: {origin.why}")

@@ -39,7 +39,7 @@ from ntt_backup.errors import ConfigError, SourceError, complete
 from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.name_hash import HashOfNames
 from ntt_backup.process.durable import durable_file
-from ntt_backup.process.spawn import start, version_of
+from ntt_backup.process.spawn import run, version_of
 
 # --- the service ----------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ def _apply(uninstall: bool, user: str, former: str) -> None:
             _run("gpasswd", "--add", user, USER)  # The settings are readable for the group.
         account = pwd.getpwnam(user)
         if user != former:
-            _hand_over(_uid(former), account)
+            _hand_over(uid_of(former), account)
         _run("systemd-tmpfiles", "--create", "ntt-backup.conf")
         with writing(Path("/", SETTINGS)):
             shutil.chown(Path("/", SETTINGS), group=USER)
@@ -213,7 +213,7 @@ def _apply(uninstall: bool, user: str, former: str) -> None:
         _run("systemctl", "daemon-reload")
 
 
-def _uid(user: str) -> int:
+def uid_of(user: str) -> int:
     """Returns the user id of an account; -1 if there is none of that name."""
     with suppress(KeyError):
         return pwd.getpwnam(user).pw_uid
@@ -247,18 +247,16 @@ def _make_log(user: str, former: str, *, of_any: bool = False) -> None:
     except KeyError:
         raise ConfigError(f"there is no account {user} on this host") from None
     with writing(log.jsonl, hint="run it as root"):
-        uids = (0, _uid(former), _uid(USER))  # Root's own `check` makes the log, too.
+        uids = (0, uid_of(former), uid_of(USER))  # Root's own `check` makes the log, too.
         done = make_log(log.jsonl, account.pw_uid, account.pw_gid, uids, of_any=of_any)
     click.echo(f"{log.jsonl}: {done}")
 
 
 def _run(*argv: str, may_fail: bool = False) -> None:
     """Runs a program of systemd. Raises ConfigError where it fails."""
-    child = start(argv)
-    child.close_stdin()
-    child.output(_SECONDS)
-    if (status := child.kill()) and not may_fail:
-        raise ConfigError(f"`{' '.join(argv)}` failed ({status})", detail=child.stderr.text)
+    status, _, said = run(argv, _SECONDS)
+    if status and not may_fail:
+        raise ConfigError(f"`{' '.join(argv)}` failed ({status})", detail=said)
 
 
 # --- the receiver ---------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import re
 import shlex
 import shutil
@@ -27,8 +26,8 @@ import click
 
 from ntt_backup.catalog import connection
 from ntt_backup.cli import options
-from ntt_backup.cli.commands.install import public_key
-from ntt_backup.cli.global_options import Common
+from ntt_backup.cli.commands.install import public_key, uid_of
+from ntt_backup.cli.global_options import Common, writing
 from ntt_backup.cli.options import DIR, flag, repeated, value
 from ntt_backup.client.transport import transport_to
 from ntt_backup.config import RemoteSettings, Settings, application_name, examine, refuse, sources
@@ -49,7 +48,7 @@ from ntt_backup.formatting import duration, many, printable
 from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.process import embedded, postgres
 from ntt_backup.process.durable import write_durably
-from ntt_backup.process.spawn import TAIL_BYTES, start, wait_for
+from ntt_backup.process.spawn import TAIL_BYTES, run, start, wait_for
 from ntt_backup.source.store import Store
 
 _LOCAL: Final = f"postgresql:///{postgres.DATABASE}"
@@ -128,7 +127,7 @@ def setup(
         steps.append(_written(path, values, shown))
     program = (*(_AS_SERVICE if service else ()), *_OURS, "--config", str(path))
     steps += _preparations(settings, USER if service else "root")
-    if steps or _status((*program, "run", "--dry-run")):
+    if steps or run((*program, "run", "--dry-run"), _SECONDS, cwd="/")[0]:
         steps.append(Step("prepare the catalog: init-db", partial(_call, (*program, "init-db"))))
         if not settings.by_path:
             steps.append(Step("register the store: scan", partial(_call, (*program, "scan"))))
@@ -338,11 +337,8 @@ def _written(path: Path, values: Mapping[str, Any], shown: Mapping[str, Any]) ->
         owner = (os.lstat(path).st_uid, os.lstat(path).st_gid)
 
     def write(content: bytes) -> None:
-        try:
+        with writing(path, "name another file with --config before the command"):
             write_durably(path, content, mode, owner=owner, replace=replaced is not None)
-        except OSError as error:
-            said = error.strerror or str(error)
-            raise ConfigError(f"cannot write {path}", detail=said) from error
 
     undo = None if replaced is None else partial(write, replaced)
     return Step(f"write the settings into {path}\n     {says}", partial(write, data), undo)
@@ -407,13 +403,6 @@ def _check(program: Sequence[str], *, changes: bool) -> None:
         click.echo("a run of this backup is at work, which `ntt-backup-remote why` judges")
 
 
-def _status(argv: Sequence[str]) -> int:
-    child = start(argv, cwd="/")
-    child.close_stdin()
-    child.output(_SECONDS)
-    return child.kill()
-
-
 def _preparations(settings: Settings, user: str) -> Iterator[Step]:
     """Yields the steps for what is missing on this host and on the target. Raises BackupError.
 
@@ -440,7 +429,8 @@ def _preparations(settings: Settings, user: str) -> Iterator[Step]:
             (f"database {name}", "", name, ("createdb", "--owner", user), "dropdb"),
         ):
             named = user if of == "postgres" else name
-            if _status((*_AS_POSTGRES, "psql", "-Xqc", query, f"dbname={of}")):
+            ask = (*_AS_POSTGRES, "psql", "-Xqc", query, f"dbname={of}")
+            if run(ask, _SECONDS, cwd="/")[0]:
                 yield Step(
                     f"make the {what} in the local PostgreSQL: {create[0]}",
                     partial(_call, (*_AS_POSTGRES, *create, named), CatalogError.exit_code),
@@ -449,7 +439,7 @@ def _preparations(settings: Settings, user: str) -> Iterator[Step]:
     if remote.kind == "file" and not Path(remote.path).is_dir():
         yield Step(f"make {remote.path}", partial(_make_place, Path(remote.path), user))
     elif remote.kind == "ssh":
-        if user == USER and not _has_account():
+        if user == USER and uid_of(USER) < 0:
             raise ConfigError(
                 f"there is no account {USER} yet, and the remote has to accept its key",
                 hint="call `ntt-backup-remote install-service`, make a key and known_hosts for that"
@@ -470,20 +460,10 @@ def _preparations(settings: Settings, user: str) -> Iterator[Step]:
 
 
 def _make_place(place: Path, user: str) -> None:
-    try:
+    with writing(place, "let this user make it, or name another place with --to"):
         place.mkdir(parents=True)
         if user == USER:
             shutil.chown(place, user)
-    except OSError as error:
-        raise ConfigError(f"cannot make {place}", detail=error.strerror or str(error)) from error
-
-
-def _has_account() -> bool:
-    try:
-        pwd.getpwnam(USER)
-    except KeyError:
-        return False
-    return True
 
 
 def _is_there(remote: RemoteSettings, as_user: Sequence[str]) -> bool:
@@ -493,12 +473,10 @@ def _is_there(remote: RemoteSettings, as_user: Sequence[str]) -> bool:
     """
     transport = transport_to(remote)
     argv = (*as_user, *transport.argv(f"test -d {shlex.quote(remote.path)}"))
-    child = start(argv, env=transport.environment())
-    child.close_stdin()
-    child.output(transport.connect_timeout)
-    if (status := child.kill()) in (0, 1):
+    status, _, said = run(argv, transport.connect_timeout, env=transport.environment())
+    if status in (0, 1):
         return status == 0
-    error = transport.explain(status, child.stderr.text)
+    error = transport.explain(status, said)
     if as_user:
         error.hint += f"; the user is {USER}: see docs/install.md for its key and known_hosts"
     home = SERVICE_HOME if as_user else Path("~").expanduser()
