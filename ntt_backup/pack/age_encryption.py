@@ -213,9 +213,11 @@ class AgeContent:
             self._open(view[at : at + SEALED_CHUNK], number)
             for number, at in enumerate(range(0, wanted, SEALED_CHUNK), first)
         ]
-        content = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        skip = start - first * CHUNK
-        return content if (skip, len(content)) == (0, length) else content[skip : skip + length]
+        # What was not asked for is cut off before the chunks are copied into one.
+        chunks[0] = chunks[0][start - first * CHUNK :]
+        if (more := sum(map(len, chunks)) - length) > 0:
+            chunks[-1] = chunks[-1][:-more]
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _open(self, sealed: Buffer, number: int) -> bytes:
         from cryptography.exceptions import InvalidTag
