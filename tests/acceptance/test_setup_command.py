@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import click
 import pytest
 
 from ntt_backup.cli.commands import setup
@@ -301,7 +302,7 @@ def test_an_interrupted_program_ends_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A killed `check` would leave its trial on the target."""
-    monkeypatch.setattr(setup.click, "echo", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(click, "echo", mock.Mock(side_effect=KeyboardInterrupt))
     script = f"trap 'touch {tmp_path}/ended; exit' TERM; echo begun; while :; do :; done"
     with pytest.raises(KeyboardInterrupt):
         setup._call(["sh", "-c", script])
