@@ -15,7 +15,7 @@ logs nothing; the remote is trusted, and each directory on it is new.
 It is called by `python -I bare_stream.py run STORE URL SETTINGS COMMAND SENDERS DIRECTORIES LEVEL
 AA...`: 1 or 2 SENDERS, DIRECTORIES in a batch, and the LEVEL of zstd, by which all of a sender is
 one stream, 0 for none. The COMMAND starts `python -I bare_stream.py store DIRECTORY` on the remote,
-or `unpack DIRECTORY` for such a stream.
+or `unpack DIRECTORY` for such a stream, or `pack DIRECTORY`, which writes a file for each batch.
 """
 
 from __future__ import annotations
@@ -239,6 +239,39 @@ def keep(source: BufferedReader[Any], to: str) -> None:
     os.rmdir(stage)
 
 
+def pack(source: BufferedReader[Any], to: str) -> None:
+    """Writes the blobs of each batch, with their names, into one file, which is synced before it
+    has its name. Answers as `keep` does.
+    """
+    fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, _MOST_BYTES)
+    space = memoryview(bytearray(2 * _MOST_BYTES))
+    directory = os.open(to, _DIRECTORY)
+    written = 1
+    while written:
+        written, stage = 0, f"stage-{os.getpid()}"
+        file = os.open(stage, _NEW, 0o644, dir_fd=directory)
+        while size := int.from_bytes(source.read(4), "big"):
+            table = source.read(size)
+            files = [(name.hex(), size) for name, size in _ENTRY.iter_unpack(table)]
+            os.write(file, table)
+            if (total := sum(size for _, size in files)) > len(space):
+                _receive_large(source, files[0][0], file, total, space)
+            else:
+                source.readinto(space[:total])
+                at = 0
+                for name, size in files:
+                    _prove(name, blake3(space[at : at + size]).hexdigest())
+                    at += size
+                os.write(file, space[:total])
+            written += len(files)
+        if written:
+            os.fsync(file)
+            os.rename(stage, f"{files[0][0]}.pack", src_dir_fd=directory, dst_dir_fd=directory)
+            os.fsync(directory)
+            os.write(1, b"%d\n" % written)
+        os.close(file)
+
+
 def _receive_large(
     source: BufferedReader[Any], name: str, file: int, left: int, space: memoryview
 ) -> None:
@@ -272,6 +305,9 @@ if __name__ == "__main__":
         case ["store", to]:
             with BufferedReader(FileIO(0), _MOST_BYTES) as source:
                 keep(source, to)
+        case ["pack", to]:
+            with BufferedReader(FileIO(0), _MOST_BYTES) as source:
+                pack(source, to)
         case ["unpack", to]:
             with BufferedReader(_Unpacked(FileIO(0)), _MOST_BYTES) as stream:
                 keep(stream, to)

@@ -280,9 +280,10 @@ class BareRun(Ours):
     tools = ("ssh", "bash")
     version_argv = ()
     senders, level = 2, 0
+    receiver = "store"
 
     def run(self, job: Job) -> float:
-        receive = [*_BARE, "unpack" if self.level else "store", str(job.destination)]
+        receive = [*_BARE, "unpack" if self.level else self.receiver, str(job.destination)]
         remote = _shell(job, shlex.join(receive), *_CHEAP_CIPHER)
         settings = str(job.scratch / "settings.toml")
         argv = [*_BARE, "run", str(job.store.root), self._url(job), settings, remote]
@@ -293,6 +294,19 @@ class BareRun(Ours):
 
     def check(self, job: Job) -> None:
         compare(job.store, job.destination)
+        self._require_marked(job)
+
+
+class BarePacks(BareRun):
+    """The same, whose receiver writes a file for each batch: the floor of packs."""
+
+    name = "bare packs"
+    receiver = "pack"
+
+    def check(self, job: Job) -> None:
+        packed = sum(file.stat().st_size for file in job.destination.glob("*.pack"))
+        if packed < job.store.bytes:
+            raise Failed(f"{packed} bytes are in packs")
         self._require_marked(job)
 
 
@@ -364,6 +378,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Rclone(),
     BareStreams(),
     BareRun(),
+    BarePacks(),
     BareZstd(1, 7),
     BareZstd(2, 9),
     Copy(),
