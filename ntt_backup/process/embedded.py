@@ -208,7 +208,7 @@ def _is_ready(directory: Path) -> bool:
             raise CatalogUnavailable(
                 "the embedded PostgreSQL is stopped",
                 detail=f"somebody has sent SIGSTOP to its process {pid}",
-                hint=f"let it go on: kill -CONT {pid}",
+                hint=f"resume it: kill -CONT {pid}",
             )
     return [line.strip() for line in lines[postgres.STATUS_LINE - 1 :]] == ["ready"]
 

@@ -193,7 +193,7 @@ def test_a_stopped_server_is_named_at_once(tmp_path: Path) -> None:
                 client.connect(str(tmp_path / embedded._SOCKET))
         with pytest.raises(CatalogUnavailable, match="is stopped") as refused:
             embedded._is_ready(tmp_path)
-    assert refused.value.hint == f"let it go on: kill -CONT {process.pid}"
+    assert refused.value.hint == f"resume it: kill -CONT {process.pid}"
 
 
 def test_no_process_that_stands_still_is_waited_for_without_end(
