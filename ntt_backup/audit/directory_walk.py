@@ -393,7 +393,7 @@ class _Step:
                         hashed = crc32(name)
                         names[nth] += hashed
                         inodes[nth] += hashed * entry.inode()
-                        nths = {nth, number(name + b"/") if name in above else nth} - {0}
+                        nths = {nth, number(name + b"/")} - {0} if name in above else (nth,)
                         yield from self._examine(nths, inside + name, entry)
         except OSError as error:
             return self._note_error(path, error)
