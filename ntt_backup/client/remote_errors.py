@@ -72,7 +72,8 @@ _CASES: Final = (
         r"permission denied|operation not permitted",
         RemoteCannotStore,
         "the remote account may not write below remote.path",
-        "give it the directory remote.path (chown), or set remote.path to one that it owns",
+        "where blobs were copied before, is its disk mounted? Else give it the directory"
+        " remote.path (chown), or set remote.path to one that it owns",
     ),
     ErrorCase(
         r"input/output error|structure needs cleaning",

@@ -73,6 +73,11 @@ def test_other_words_reject_the_batch_or_the_path(text: str) -> None:
     assert "mkdir -p" in explain_root(text).hint
 
 
+def test_a_mount_point_that_may_not_be_written_is_no_advice_to_give_it_away() -> None:
+    error = explain_batch("EACCES: Permission denied: by-hash")
+    assert error.hint.startswith("where blobs were copied before, is its disk mounted?")
+
+
 def test_a_missing_path_is_not_a_missing_program() -> None:
     error = explain_root("sh: 1: cd: can't cd to /srv/backup: No such file or directory")
     assert error.message == "remote.path cannot be used"
