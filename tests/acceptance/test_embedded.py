@@ -153,7 +153,11 @@ def test_the_catalog_moves_to_another_server(host: Host, scratch_url: str) -> No
     host.await_end()
     assert "pending   3 blobs" in host.call("status")
     assert not host.processes()
-    assert "has rows" in host.call("move-catalog", f"embedded:{host.root}/state", expect=2)
+    # All rows are there still: only the setting goes back.
+    assert "moved 3 blobs" in host.call("move-catalog", f"embedded:{host.root}/state")
+    put(host.root / "store", b"another blob")
+    host.call("scan")
+    assert "has other rows in" in host.call("move-catalog", scratch_url, expect=2)
 
 
 def test_a_full_disk_is_said_in_one_line(host: Host) -> None:
