@@ -54,7 +54,11 @@ def test_a_release_that_cannot_be_made_is_refused_and_changes_nothing(clone: Pat
         assert release(clone, word).returncode == 2, word
     assert release(clone, VERSION, "now").returncode == 2
     git(clone, "tag", "v7.8.8")
-    refused = {"7.8.8": "the tag v7.8.8 exists", "7x8y9rc1": "no version"}
+    refused = {
+        "7.8.8": "the tag v7.8.8 exists",
+        "7x8y9rc1": "no version",
+        "7.8.9": "7.8 is missing",
+    }
     for version, why in refused.items():
         assert why in release(clone, version).stderr
     nameless = release(clone, VERSION, GIT_COMMITTER_NAME="")
