@@ -15,11 +15,12 @@ thousand directories, and never the files of one. Symlinks are not followed; oth
 file systems are entered.
 
 A directory of very many files is divided into parts, ranges of the names in it. If its times have
-changed, all of its names and inode numbers are read, and are summed up for each part. Only parts
-with another sum than at their last listing are listed, several in a step. The catalog has a part as
-a directory whose path is that of the divided one, a NUL, and the first name, with the sums as its
-times. The name at which a part begins is chosen by its own hash, so that new files move no other
-part.
+changed, all of its names and inode numbers are read. Each part has a sum of hashes of these, since
+file systems list in any order. Only parts with another sum than at their last listing are listed,
+several in a step. A file that takes the name and the inode number of a deleted one leaves the sum
+as it is: only a pass that lists everything finds it. The catalog has a part as a directory whose
+path is that of the divided one, a NUL, and the first name, with the sum as its time. The name at
+which a part begins is chosen by its own hash, so that new files move no other part.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ STEP_PARTS: Final = 512
 # No name is before the first of these, and none behind the second.
 _FIRST_NAME: Final = b"\1"
 _LAST_NAME: Final = b"\xff" * 256
-_SUMS: Final = (1 << 63) - 1
+# The bits of a sum that the catalog can have as a number.
+_SUM: Final = (1 << 63) - 1
 # The youngest times of a directory that are trusted.
 TRUSTED_NS: Final = 60 * 10**9
 # No file of the store, and there on each empty disk.
@@ -331,32 +333,28 @@ class _Step:
         """
         of_parts = one.path + b"\0", one.path + b"\1"
         starts = [_name_of(part) for part in parts] or [_FIRST_NAME]
-        names, inodes = [0] * len(starts), [0] * len(starts)
-        found, count = {_FIRST_NAME}, 0
+        sums, found, count = [0] * len(starts), {_FIRST_NAME}, 0
         with self._open(one.path) as (fd, listing):
             now = _state(fd, one.path)
             for entry in listing:
                 count += 1
                 name = os.fsencode(entry.name)
-                hashed = crc32(name)
-                if not hashed % PART_NAMES and len(one.path + name) < MOST_PATH_BYTES:
+                if not crc32(name) % PART_NAMES and len(one.path + name) < MOST_PATH_BYTES:
                     found.add(name)
-                part = bisect(starts, name) - 1
-                names[part] += hashed
-                inodes[part] += hashed * entry.inode()
+                sums[bisect(starts, name) - 1] += _hash_of(name, entry)
         if count < least:
             self.listed.append(ListedDirectory(-nth, KnownDirectory(of_parts[0]), within=of_parts))
             return False
         ends = [*starts[1:], _LAST_NAME]
-        sums = {
-            start: (end, name & _SUMS, inode & _SUMS)
-            for start, end, name, inode in zip(starts, ends, names, inodes, strict=True)
+        same = {
+            (part.path, end)
+            for part, end, total in zip(parts, ends, sums, strict=False)
+            if part.mtime_ns == total & _SUM and not self._whole
         }
-        known = {_name_of(part): (part.mtime_ns, part.ctime_ns) for part in parts}
         starts = sorted(found)
         for start, end in zip(starts, [*starts[1:], _LAST_NAME], strict=True):
-            again = self._whole or sums.get(start) != (end, *known.get(start, ()))
-            yield WalkedEntry(of_parts[0] + start, parent=nth, again=again)
+            path = of_parts[0] + start
+            yield WalkedEntry(path, parent=nth, again=(path, end) not in same)
         self.listed.append(ListedDirectory(nth, now, within=of_parts))
         return True
 
@@ -373,7 +371,7 @@ class _Step:
         if not wanted:
             return
         starts = [start for start, _, _ in wanted]
-        names, inodes = [0] * (len(wanted) + 1), [0] * (len(wanted) + 1)
+        sums = [0] * (len(wanted) + 1)
         # What is below a directory may be in a later part than the directory itself: "a-" is before
         # "a/", and a part may begin between them.
         above = {start[:length] for start in starts for length in range(1, len(start))}
@@ -390,9 +388,7 @@ class _Step:
                     name = os.fsencode(entry.name)
                     nth = number(name)
                     if nth or name in above:
-                        hashed = crc32(name)
-                        names[nth] += hashed
-                        inodes[nth] += hashed * entry.inode()
+                        sums[nth] += _hash_of(name, entry)
                         nths = {nth, number(name + b"/")} - {0} if name in above else (nth,)
                         yield from self._examine(nths, inside + name, entry)
         except OSError as error:
@@ -401,8 +397,8 @@ class _Step:
             return
         for nth, (start, end, part) in enumerate(wanted, 1):
             if nth not in self._incomplete:
-                sums = None if nth in self._unwell else names[nth] & _SUMS
-                now = KnownDirectory(part.path, sums, inodes[nth] & _SUMS)
+                total = None if nth in self._unwell else sums[nth] & _SUM
+                now = KnownDirectory(part.path, total)
                 self.listed.append(ListedDirectory(nth, now, within=(inside + start, inside + end)))
 
     @contextmanager
@@ -489,6 +485,12 @@ class _Seen:
 def _inside(path: bytes) -> bytes:
     """Returns what the paths in a directory begin with."""
     return path + b"/" if path else b""
+
+
+def _hash_of(name: bytes, entry: os.DirEntry[str]) -> int:
+    """Returns a hash of the name and inode number of an entry."""
+    digest = blake2b(b"%d/%s" % (entry.inode(), name), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def _name_of(part: KnownDirectory) -> bytes:

@@ -107,7 +107,8 @@ class KnownDirectory(NamedTuple):
 
     Attributes:
         path: Its path below the root of the store.
-        mtime_ns: Its modification time when it was listed; None if its times are not trusted.
+        mtime_ns: Its modification time when it was listed; None if its times are not trusted. Of a
+            part of a large directory a sum of its entries.
         ctime_ns: Its time of change when it was listed; a sum of its entries if its times are not
             trusted, or None if it must be listed again.
         mounted: Whether another file system began there.

@@ -399,6 +399,7 @@ def divided(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(directory_walk, name, value)
     for nth in range(100):
         make(root / "many" / f"img-{nth}.jpg")
+    make(root / "many" / "x-tywjgwy")
     # A part begins between each of these and what is in them.
     for name in ("img", "img-1", "img-42"):
         make(root / "many" / name / "inside")
@@ -424,6 +425,9 @@ def test_of_a_large_directory_only_parts_are_listed_again(
     assert places_where(catalog) == on_disk(root)
     make(divided / "img-1" / "more")
     assert register_files(catalog, wanted).rows == 2
+    (divided / "x-tywjgwy").rename(divided / "x-gduswuv")  # The names have the same CRC-32.
+    found = register_files(catalog, wanted)
+    assert (found.registered, found.gone) == (1, 1)
     whole = register_files(catalog, wanted, whole=True)
     assert (whole.rows, whole.registered, whole.gone) == (len(on_disk(root)), 0, 0)
     assert register_files(catalog, wanted).rows == 0

@@ -278,7 +278,7 @@ create table if not exists ntt_backup.origins (
 -- was listed last; mtime_ns is null where they are not trusted, and ctime_ns then a sum of its entries, or null where it is
 -- to be listed again in any case. mounted: whether another file system
 -- began there. A part of a large directory has as its path that of the directory, a NUL, and the name at which it
--- begins, and sums of its names and inode numbers as its times.
+-- begins, and a sum of its names and inode numbers as its mtime_ns.
 create table if not exists ntt_backup.directories (
     origin text not null,
     path bytea not null,
