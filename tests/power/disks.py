@@ -10,13 +10,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ntt_backup.process.spawn import die_with_parent
-from tests.helpers.waiting import PATIENCE
 
 FILE_SYSTEMS: Final = ("ext4", "xfs", "btrfs")
 # Where kinds keep what they write: an empty directory on each new disk.
@@ -34,6 +33,7 @@ _CHECK: Final = {
     "btrfs": "btrfs check --readonly",
 }
 _TRIES: Final = 600
+_END_SECONDS: Final = 5
 
 
 def call(*argv: str | Path, ok: bool = True) -> subprocess.CompletedProcess[bytes]:
@@ -173,7 +173,11 @@ class LoggedDisk:
         """Take it away, once nobody uses it."""
         if self._daemon is not None:
             unmount(self.device.parent)
-            self._daemon.wait(PATIENCE)
+            # It ends with its last mount, and another mount namespace may have a copy of that.
+            with suppress(subprocess.TimeoutExpired):
+                self._daemon.wait(_END_SECONDS)
+            self._daemon.kill()
+            self._daemon.wait()
             self._daemon = None
 
 
