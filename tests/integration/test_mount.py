@@ -152,7 +152,7 @@ def test_an_image_in_memory_cannot_be_mounted_and_the_hint_says_where(
     memory = Path("/dev/shm")
     if not memory.is_dir():
         pytest.skip("no /dev/shm")
-    with pytest.raises(MountImpossible, match="where Linux cannot mount files") as refused:
+    with pytest.raises(MountImpossible, match="from which Linux cannot mount files") as refused:
         of_packs(write(tmp_path, PACKS), place, memory)
     assert "--scratch" in refused.value.hint
 
