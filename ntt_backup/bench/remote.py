@@ -13,14 +13,14 @@ from ntt_backup.client.remote_shell import shell_script
 from ntt_backup.client.transport import Ssh, Transport
 from ntt_backup.errors import BackupError
 
-HELLO: Final = "LC_ALL=C; export LC_ALL; umask 022\necho; echo NTT-BENCH ready\n"
+_HELLO: Final = "LC_ALL=C; export LC_ALL; umask 022\necho; echo NTT-BENCH ready\n"
 _READY: Final = re.compile(rb"^NTT-BENCH ready$")
 _TRANSFERRED: Final = re.compile(r"Transferred: sent (\d+), received (\d+) bytes")
 
 
 def connect(transport: Transport, script: str, **values: str) -> Channel:
-    """Starts script on the remote and returns the channel to it, once it has printed HELLO."""
-    command, source = shell_script(script, values)
+    """Starts a script on the remote, and returns the channel to the script once that runs."""
+    command, source = shell_script(_HELLO + script, values)
     channel = Channel(transport, command)
     try:
         channel.greet(source, _READY, transport.connect_timeout, doing="starting a measurement")

@@ -4,13 +4,19 @@ Every way sends the same blobs into a scratch directory on the remote: all ways 
 the strategies with other numbers of workers too. The link's ceiling is measured between them, in
 the same rounds. The sample is read and hashed once before, so it comes from memory: ways are
 compared, not disks. The catalog is only read.
+
+The scratch directory lies below remote.path, on the backup's own file system, named like the
+preflight's. It is removed when the connection that made it ends, for whatever reason; where the
+remote went down, the next check, run or bench removes it once it is an hour old. Each run of a way
+stores into a directory of its own in it, which is removed before the next run.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +26,6 @@ from ntt_backup.bench import link, sample
 from ntt_backup.bench.helpers import run_together
 from ntt_backup.bench.output import Progress
 from ntt_backup.bench.remote import CountingSsh, wire_bytes
-from ntt_backup.bench.remote_dir import RemoteDir, remote_dir
 from ntt_backup.bench.runs import Cell, Findings, Run
 from ntt_backup.bench.sample import Sample
 from ntt_backup.bench.sending import Load, Way, choose, send, send_by_session
@@ -28,18 +33,30 @@ from ntt_backup.blobdir.layout import BY_HASH_LAYOUT
 from ntt_backup.catalog import connection
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import sample as draw_from_catalog
+from ntt_backup.client.remote_errors import explain_root
+from ntt_backup.client.remote_shell import ask
 from ntt_backup.client.transport import Ssh, Transport, transport_to
 from ntt_backup.config import RunSettings, Settings, application_name
-from ntt_backup.errors import ConfigError, RemoteCannotStore, RemoteDenied, SourceError
+from ntt_backup.errors import BackupError, ConfigError, RemoteCannotStore, RemoteDenied, SourceError
 from ntt_backup.formatting import many, size
 from ntt_backup.model import Blob
 from ntt_backup.source.store import Store
+from ntt_backup.upload.strategies.probe import Facts
+from ntt_backup.upload.strategies.tar_probe import ScratchDirectory
 
 _POPULATION: Final = 100_000
 _SAMPLE_SECONDS: Final = 10.0
 _LEAST_SAMPLE: Final = 20 * 10**6
 MOST_SAMPLE: Final = 10**9
 _ROOM: Final = 1.2
+_RENEW_SECONDS: Final = 60.0
+_RENEW: Final = """
+LC_ALL=C; export LC_ALL
+cd "$scratch" || exit 1
+rm -rf "$old"
+message=$(mkdir "$new" "$new/by-hash" 2>&1) || echo "problem=$message"
+sync -f . 2>/dev/null || sync
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +226,52 @@ class _Bench:
         settings = self.settings
         root = settings.source.root
         return Load(way, transport, root, self.directory.root, worker, settings.run, batches)
+
+
+# --- the directory on the remote ------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RemoteDir:
+    """The directory. root: where the next run may store. facts: what the remote says of itself."""
+
+    _transport: Transport
+    _path: str
+    facts: Facts
+    _number: int = 0
+
+    @property
+    def root(self) -> str:
+        return f"{self._path}/{self._number}"
+
+    def renew(self) -> None:
+        """Removes what the last run stored, and makes room for the next."""
+        old, self._number = self._number, self._number + 1
+        values = {"scratch": self._path, "old": str(old), "new": str(self._number)}
+        said = ask(
+            self._transport, _RENEW, values, doing="room for the next run", timeout=_RENEW_SECONDS
+        )
+        _, problem, why = said.decode("utf-8", "replace").partition("problem=")
+        if problem:
+            raise explain_root(why.strip())
+
+
+@contextmanager
+def remote_dir(settings: Settings, warn: Callable[[str], None]) -> Iterator[RemoteDir]:
+    """Makes the directory, and removes it at the end; warn is told where that fails."""
+    transport = transport_to(settings.remote)
+    stem = f".ntt-check-{settings.owner}"
+    path = f"{settings.remote.path}/{stem}.bench-{os.getpid()}"
+    scratch = ScratchDirectory(transport, settings.remote.path, stem, path)
+    try:
+        made = RemoteDir(transport, path, scratch.facts)
+        made.renew()
+        yield made
+    finally:
+        try:
+            scratch.close()
+        except BackupError as error:
+            warn(
+                f"{path} may still stand on the remote ({error.message}); a check or run in an"
+                " hour removes it"
+            )

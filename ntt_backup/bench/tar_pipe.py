@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.bench.remote import HELLO, connect
+from ntt_backup.bench.remote import connect
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.remote_errors import explain_batch
 from ntt_backup.client.transport import Transport
@@ -21,13 +21,10 @@ from ntt_backup.model import Blob
 from ntt_backup.process.spawn import start, wait_for
 from ntt_backup.upload.strategies.tar import name_list, tar_argv, tar_environment
 
-_STORE: Final = (
-    HELLO
-    + """
+_STORE: Final = """
 message=$({ cd "$root/by-hash" && tar -x -o -f - && { sync -f . || sync; }; } 2>&1)
 if [ $? = 0 ]; then echo ok; else echo "err $(printf "%s" "$message" | tr "\\n\\r" "  ")"; fi
 """
-)
 
 
 def send_tar(

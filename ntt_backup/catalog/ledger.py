@@ -77,7 +77,10 @@ class Ledger:
                 some = in_order[start : start + _AT_ONCE]
                 self._mark_copied({blob.blobid: blob.size for blob in some}, checked)
             if found := [failure for one, failure in failures.items() if one in locked]:
-                self._mark_failed(found)
+                values = _columns_of(found)
+                marked = self._run("mark_failed", blobids=values["blobids"]).fetchall()
+                _require_changed(*marked[0])
+                self._run("record_failures", **values)
             insert_packs(self._conn, self._target, packs)
 
         self._conn.in_transaction("record a batch", write)
@@ -118,12 +121,6 @@ class Ledger:
         if marked == len(sizes) and self._unique:
             return set()
         return {blobid for (blobid,) in self._run("unmarked", blobids=blobids)}
-
-    def _mark_failed(self, failures: Sequence[Failure]) -> None:
-        """Marks rows that are locked."""
-        values = _columns_of(failures)
-        _require_changed(*self._run("mark_failed", blobids=values["blobids"]).fetchall()[0])
-        self._run("record_failures", **values)
 
     def _lock(self, blobids: set[str]) -> set[str]:
         """Returns those of the blobids that are in the catalog; nobody can change them any more."""

@@ -97,7 +97,8 @@ class ReceiverConnection:
             if not said.get("placed"):
                 raise explain_gone(f"{self.spec.root}/by-hash: no such directory")
             self.require_identity()
-            self.require_names()
+            if self.spec.names and self.spec.names != self.hash_of_names:
+                raise other_names(self.spec.names, self.hash_of_names)
 
     def hello(self, **more: Field) -> dict[str, Field]:
         """Has the receiver open the root, and returns the fields of READY.
@@ -147,11 +148,6 @@ class ReceiverConnection:
     def hash_of_names(self) -> HashOfNames:
         """The hash of names on the target."""
         return hash_of_names(self.said.get("names"))
-
-    def require_names(self) -> None:
-        """Raises ConfigError where the names on the target are of another hash than expected."""
-        if self.spec.names and self.spec.names != self.hash_of_names:
-            raise other_names(self.spec.names, self.hash_of_names)
 
     def send(self, frame: Buffer, hear: Callable[[bytes], None]) -> None:
         """Sends a frame, or a part of one; hear receives the data that arrives meanwhile."""

@@ -149,7 +149,7 @@ class FileStoreByBucket:
         self._readers = ThreadPoolExecutor(_READERS, "read")
         self._senders = ThreadPoolExecutor(_SENDERS, "upload")
         self._swept = False
-        self.on_wait = _do_nothing
+        self.on_wait: Callable[[], None] = lambda: None
         self.begun: list[FileByBucket] = []
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._lock = Lock()
@@ -621,9 +621,6 @@ def thaw_file(store: SharedStore, name: str, days: int, tier: str) -> bool:
         raise FileMissing(name) from error
     except ObjectArchived as error:
         raise FileArchived(f"{store.area.file} cannot be thawed", detail=name) from error
-
-
-def _do_nothing() -> None: ...
 
 
 def _stored(name: str, info: ObjectInfo) -> StoredFile:

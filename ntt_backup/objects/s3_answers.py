@@ -129,7 +129,11 @@ class Pages:
         self.prefix = prefix
         self._last = ""
         self._ordered = ordered
-        self._orders: list[Callable[[str], list[str]]] = [_bytes, _names]
+        # By the bytes of the keys, or by the names in them.
+        self._orders: list[Callable[[str], list[str]]] = [
+            lambda key: [key],
+            lambda key: key.split("/"),
+        ]
         self._pages = 0
         self._empty = 0
         self._following: dict[str, str] = {}
@@ -180,14 +184,6 @@ class Pages:
             raise _wrong("the object store's listing does not end", f"{self._pages:,} pages")
         self._following = following
         return following
-
-
-def _bytes(key: str) -> list[str]:
-    return [key]
-
-
-def _names(key: str) -> list[str]:
-    return key.split("/")
 
 
 def word(

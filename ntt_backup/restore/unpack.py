@@ -162,36 +162,32 @@ def _work(
     """Yields what was done, step by step. A single slice takes no other process. stage: how the
     names of the stages begin.
     """
+    unpack_slice = partial(_unpack_slice, target, pack, verify, names)
     if len(slices) == 1:
-        yield from _unpack_slice(target, pack, stage, slices[0], verify, names)
+        yield from unpack_slice(stage, slices[0])
         return
     bodies = [
-        partial(_help, target, pack, f"{stage}-{number}", entries, verify, names)
+        partial(_help, target, pack, partial(unpack_slice, f"{stage}-{number}", entries))
         for number, entries in enumerate(slices)
     ]
     yield from run_helpers(bodies, "ntt-unpack", DestinationError)
 
 
 def _help(
-    target: RestoreTarget,
-    pack: Pack,
-    stage: str,
-    entries: Slice,
-    verify: bool,
-    names: HashOfNames,
+    target: RestoreTarget, pack: Pack, unpack_slice: Callable[[], Iterator[Step]]
 ) -> Iterator[Step]:
     pack.open()
     target.open()
-    yield from _unpack_slice(target, pack, stage, entries, verify, names)
+    yield from unpack_slice()
 
 
 def _unpack_slice(
     target: RestoreTarget,
     pack: Pack,
-    stage: str,
-    entries: Slice,
     verify: bool,
     names: HashOfNames,
+    stage: str,
+    entries: Slice,
 ) -> Iterator[Step]:
     # Nothing resumes what was unpacked in part.
     writer = TargetWriter(
