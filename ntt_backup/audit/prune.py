@@ -58,8 +58,6 @@ from ntt_backup.packstore.contents import give_blobs
 from ntt_backup.packstore.tables import PackObject, Tables, packs_of
 from ntt_backup.wire.messages import MAX_FILE_NAMES, Large
 
-# A pass may take as long as this beyond its interval before what it said counts as old.
-_LATE_S: Final = 3600.0
 _TURN_S: Final = 0.2
 _PAGE: Final = 5000
 
@@ -183,7 +181,7 @@ def _require_known(conn: Connection, settings: Settings) -> None:
     if query is not None:
         with open_query(query, application_name("prune")) as opened:
             wanted.append((QUERY, opened.definition, query.every, query.whole_every))
-    for name, why in doubtful_origins(conn, wanted, _LATE_S):
+    for name, why in doubtful_origins(conn, wanted):
         raise SourceError(
             f"it is not known which files of {f'files.{name}' if name else 'the query'} are gone",
             detail=why,

@@ -555,10 +555,6 @@ def new_database(url: str, prefix: str, *, keep: bool = False) -> Iterator[str]:
 def drop_left_databases(url: str, prefix: str) -> None:
     """Drops the databases of `new_database` whose maker was killed.
 
-    Args:
-        url: As for `new_database`.
-        prefix: As for `new_database`.
-
     Raises:
         CatalogError: A database cannot be dropped, or the server is unreachable.
         ConfigError: The URL is none.

@@ -23,6 +23,8 @@ from ntt_backup.catalog.range_locks import wake_workers
 from ntt_backup.catalog.statements import fragment
 
 _PATHS: Final = 5
+# A pass may take as long as this beyond twice its interval before what it said counts as old.
+_LATE_S: Final = 3600.0
 _LIST: Final = "list what may be removed"
 _DOING: Final = "its files are gone; `prune` removes it from the target, or was interrupted"
 _DONE: Final = "its files are gone; `prune` has removed it from this target, another one has it"
@@ -47,7 +49,7 @@ class Settled(NamedTuple):
 
 
 def doubtful_origins(
-    conn: Connection, origins: Sequence[tuple[str, str, float, float]], late_s: float
+    conn: Connection, origins: Sequence[tuple[str, str, float, float]]
 ) -> list[tuple[Any, ...]]:
     """Returns the origins of which it is not known which files are gone, each with the reason.
 
@@ -55,10 +57,9 @@ def doubtful_origins(
         conn: The session.
         origins: The name of each, its definition, and the seconds between two passes, and between
             two that see all rows.
-        late_s: The seconds that a pass may be late beyond twice that.
     """
     names, definitions, every, whole_every = map(list, zip(*origins, strict=True))
-    values = {"names": names, "definitions": definitions, "every": every, "late": late_s}
+    values = {"names": names, "definitions": definitions, "every": every, "late": _LATE_S}
     doing = "look at the files that are registered"
     return conn.ask(doing, "doubtful_origins", **values, whole_every=whole_every)
 

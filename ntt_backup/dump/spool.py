@@ -92,11 +92,7 @@ _FORM: Final = TypeAdapter(Spooled)
 
 
 class Spool:
-    """The dump that waits on this machine for the targets of one catalog.
-
-    Args:
-        url: Of the catalog.
-    """
+    """The dump that waits on this machine for the targets of one catalog."""
 
     def __init__(self, url: str) -> None:
         place, _ = connection.for_program(url, "")

@@ -72,7 +72,8 @@ def serve(
     if terms.lacking:
         print(f"ntt-backup-receive: {terms.lacking}", file=sys.stderr, flush=True)
     os.umask(0o022)
-    _widen(0)
+    with contextlib.suppress(OSError):  # A larger pipe saves system calls; a socket keeps its size.
+        fcntl.fcntl(0, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_BYTES)
     os.write(1, _banner(terms))
     from ntt_backup.receiver.dispatcher import Receiver
 
@@ -125,9 +126,3 @@ def _allowed(text: str) -> frozenset[str]:
     if not asked <= frozenset(ALLOWED):
         raise argparse.ArgumentTypeError(f"any of {','.join(ALLOWED)}")
     return asked
-
-
-def _widen(fd: int) -> None:
-    """Enlarges a pipe, which saves system calls; a socket keeps its size."""
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_BYTES)

@@ -69,9 +69,6 @@ class SourceTree(Tree):
 
     Every method may raise SourceError: the file system is unreachable, or this process is out of
     descriptors or memory.
-
-    Args:
-        store: The store.
     """
 
     def __init__(self, store: Store) -> None:
@@ -459,9 +456,6 @@ class Store:
 
         The age is the time since the last change of the file, or where it is missing, of the last
         directory on its path that exists. A time in the future is nobody's last change.
-
-        Args:
-            failures: The failures.
 
         Raises:
             SourceError: The store cannot be read.

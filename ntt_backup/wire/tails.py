@@ -107,12 +107,7 @@ class Digests(Rest):
 
 
 class Rows(Rest):
-    """Rows of one layout: digests with sizes in bytes, or a state and a sum for each digest.
-
-    Args:
-        layout: The layout of a row.
-        most: The largest number of rows.
-    """
+    """Rows of one layout: digests with sizes in bytes, or a state and a sum for each digest."""
 
     def __init__(self, layout: str, most: int) -> None:
         self.row = struct.Struct(layout)
