@@ -138,11 +138,7 @@ def pass_over_directories(
     """
     wanted = walk.settings
     current = origin_passes.begin_pass(
-        conn,
-        walk.name,
-        walk.definition,
-        whole_every=wanted.whole_every,
-        whole=whole,
+        conn, walk.name, walk.definition, whole_every=wanted.whole_every, whole=whole
     )
 
     def write(current: Pass) -> tuple[_Step, Pass, Registration]:

@@ -190,11 +190,7 @@ def _require_known(conn: Connection, settings: Settings) -> None:
 
 
 def _keep_pinned(
-    settings: Settings,
-    listed: Prunable,
-    done: Pruned,
-    gone_for: float,
-    warn: Callable[[str], None],
+    settings: Settings, listed: Prunable, done: Pruned, gone_for: float, warn: Callable[[str], None]
 ) -> None:
     """Takes off the list what pinned dumps list; counts the dumps that are older than that."""
     keys, before = SigningKeys.of(settings), datetime.now(UTC) - timedelta(seconds=gone_for)

@@ -394,13 +394,7 @@ class _Work:
             self.unreadable.append("" if path == "." else path.replace("/", ""))
         self.tell(Difference.STRAY_REMOTE, path, f"{kind} {detail}".strip())
 
-    def _judge(
-        self,
-        blobid: str,
-        sizes: Sequence[int],
-        row: Row | None,
-        local: int | None,
-    ) -> None:
+    def _judge(self, blobid: str, sizes: Sequence[int], row: Row | None, local: int | None) -> None:
         """Reports the differences of one blob. sizes: the size of the blob in each place of the
         remote that has it. local: its size in the store, None for absent.
         """

@@ -317,11 +317,7 @@ class _PackCheck(Check[_Stored]):
                 self._requeue_range(one, name, held, names)
 
     def _requeue_range(
-        self,
-        one: BlobRange,
-        name: str,
-        held: list[tuple[StoredPack, Failure]],
-        names: PackNames,
+        self, one: BlobRange, name: str, held: list[tuple[StoredPack, Failure]], names: PackNames
     ) -> None:
         """Makes pending what is nowhere else, of the blobids in one range that packs may have held.
         The catalog is read before the target: what is sent meanwhile is not missed.

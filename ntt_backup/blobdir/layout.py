@@ -194,11 +194,7 @@ class BlobDirectory:
     """
 
     def __init__(
-        self,
-        fd: int,
-        device: int | None = None,
-        kept: int = 2,
-        layout: Layout = BY_HASH_LAYOUT,
+        self, fd: int, device: int | None = None, kept: int = 2, layout: Layout = BY_HASH_LAYOUT
     ) -> None:
         self.fd = fd
         self.layout = layout

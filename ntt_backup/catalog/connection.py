@@ -600,9 +600,7 @@ def _translate(error: psycopg.Error, doing: str) -> CatalogError:
     if lost or state[:2] in _TRANSIENT_CLASSES or state in _TRANSIENT_STATES:
         hint = _NO_PRIMARY_HINT if _READ_ONLY.search(detail) else _AWAY_HINT
         return (SessionExpired if state in _EXPIRED_STATES else CatalogUnavailable)(
-            f"the catalog is not available to {doing}",
-            detail=detail,
-            hint=_HINTS.get(state, hint),
+            f"the catalog is not available to {doing}", detail=detail, hint=_HINTS.get(state, hint)
         )
     return CatalogRefused(
         f"the catalog refused to {doing}", detail=detail, hint=_refusal_hint(error, detail)

@@ -132,11 +132,7 @@ class OpenQuery:
         query = statement(
             "copy_from_query", rows=self._rows(STEP_ROWS if self.keyed else None, key)
         )
-        with (
-            _of_the_other(),
-            translated("run the query"),
-            self.conn.cursor().copy(query) as copy,
-        ):
+        with _of_the_other(), translated("run the query"), self.conn.cursor().copy(query) as copy:
             block = bytearray()
             for row in copy:
                 block += row

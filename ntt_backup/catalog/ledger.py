@@ -176,10 +176,7 @@ def note_unchecked(conn: Connection, target: str, names: Iterable[str]) -> None:
 
 
 def requeue(
-    conn: Connection,
-    target: str,
-    reason: str | None = None,
-    blobids: Sequence[str] | None = None,
+    conn: Connection, target: str, reason: str | None = None, blobids: Sequence[str] | None = None
 ) -> int:
     """Makes failed blobs pending again, all, those of one reason, or these; returns how many.
 

@@ -97,10 +97,7 @@ class Restarts:
     """
 
     def __init__(
-        self,
-        backoff: Backoff,
-        most: int | None = None,
-        jitter: Callable[[], float] = random.random,
+        self, backoff: Backoff, most: int | None = None, jitter: Callable[[], float] = random.random
     ) -> None:
         self.count = 0
         self._backoff = backoff

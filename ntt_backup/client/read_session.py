@@ -170,10 +170,7 @@ class ReadSession(ReceiverConnection):
             return found
 
     def ask_contents(
-        self,
-        digests: Sequence[bytes],
-        offset: int = 0,
-        listed: Mapping[bytes, int] | None = None,
+        self, digests: Sequence[bytes], offset: int = 0, listed: Mapping[bytes, int] | None = None
     ) -> None:
         """Asks the remote to send blobs, each once; `contents` passes on the answers in order.
 

@@ -223,10 +223,7 @@ class ReconnectingSession:
                 self._wait(error, wait_s)
 
     def names(
-        self,
-        prefix: str,
-        on_stray: Callable[[str, StrayKind], None],
-        shard: Shard = WHOLE,
+        self, prefix: str, on_stray: Callable[[str, StrayKind], None], shard: Shard = WHOLE
     ) -> Iterator[list[tuple[bytes, int]]]:
         """Yields pages of the remote's blobids and sizes, in order.
 

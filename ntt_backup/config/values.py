@@ -317,9 +317,7 @@ Listen = Annotated[
     Needs("an address and a port such as 127.0.0.1:9787 or [::1]:9787"),
 ]
 WebUrl = Annotated[
-    Line,
-    AfterValidator(_web_url),
-    Needs("a URL that begins with https:// or http://"),
+    Line, AfterValidator(_web_url), Needs("a URL that begins with https:// or http://")
 ]
 Command = Annotated[
     tuple[Line, ...],

@@ -213,13 +213,7 @@ def _scan(conn: Connection, settings: Settings, found: Result, tick: Callable[[]
         found.changed, found.exit_code = done.registered, done.exit_code
         tick()
 
-    progress(
-        scan(
-            conn,
-            Store.of(settings.source),
-            on_progress=progress,
-        )
-    )
+    progress(scan(conn, Store.of(settings.source), on_progress=progress))
 
 
 def _reconcile(

@@ -395,10 +395,7 @@ def _need(estimate: PendingEstimate, sizes: list[int]) -> tuple[int, str]:
     if not (sized or sizes):
         return estimate.bytes, f" ({said} and are not counted)"
     mean = estimate.bytes // sized if sized else sum(sizes) // len(sizes)
-    return (
-        estimate.bytes + mean * unsized,
-        f" ({said} and are estimated at {size(mean)} each)",
-    )
+    return estimate.bytes + mean * unsized, f" ({said} and are estimated at {size(mean)} each)"
 
 
 def guarded(name: str, work: Callable[[], CheckStep]) -> CheckStep:

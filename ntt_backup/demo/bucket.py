@@ -49,11 +49,7 @@ class Bucket:
 
     @property
     def settings(self) -> dict[str, object]:
-        return {
-            "url": self.where,
-            "endpoint": self._server.endpoint,
-            "addressing": "path",
-        }
+        return {"url": self.where, "endpoint": self._server.endpoint, "addressing": "path"}
 
     def start(self) -> None:
         """Returns once the bucket is there. Raises ConfigError, RemoteUnreachable."""

@@ -83,9 +83,7 @@ class ParamikoServer(paramiko.ServerInterface):
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             transport = paramiko.Transport(
-                connection,
-                default_window_size=WINDOW_BYTES,
-                default_max_packet_size=PACKET_BYTES,
+                connection, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES
             )
             transport.add_server_key(self._host_key)
             # With an event this returns at once; a failed handshake only ends that connection.

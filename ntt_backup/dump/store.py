@@ -116,11 +116,7 @@ def remove_dumps(store: FileStore, names: Sequence[str]) -> int:
 
 
 def publish_dump(
-    store: FileStore,
-    file: NewFile,
-    name: str,
-    record: DumpRecord,
-    places: NewFile | None = None,
+    store: FileStore, file: NewFile, name: str, record: DumpRecord, places: NewFile | None = None
 ) -> None:
     """Gives a finished dump its name, and its places file, which are durable when this returns.
 

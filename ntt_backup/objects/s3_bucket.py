@@ -160,11 +160,7 @@ class S3Bucket:
 
     def complete(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectInfo:
         listed = [
-            {
-                "PartNumber": part.number,
-                "ETag": part.etag,
-                "ChecksumSHA256": checksum(part.sha256),
-            }
+            {"PartNumber": part.number, "ETag": part.etag, "ChecksumSHA256": checksum(part.sha256)}
             for part in parts
         ]
         answer = self._ask(

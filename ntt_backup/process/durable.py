@@ -52,11 +52,7 @@ def write_durably(
 
 @contextmanager
 def durable_file(
-    path: Path,
-    mode: int = 0o644,
-    *,
-    owner: tuple[int, int] | None = None,
-    replace: bool = True,
+    path: Path, mode: int = 0o644, *, owner: tuple[int, int] | None = None, replace: bool = True
 ) -> Iterator[BinaryIO]:
     """Yields a file to write.
 

@@ -72,12 +72,7 @@ class WriteWorkspace(Workspace):
     """
 
     def __init__(
-        self,
-        root: str,
-        owner: str,
-        run: str,
-        slot: str,
-        alive: Callable[[], None] = lambda: None,
+        self, root: str, owner: str, run: str, slot: str, alive: Callable[[], None] = lambda: None
     ) -> None:
         super().__init__(root)
         self._session = (owner, run, slot)

@@ -144,11 +144,7 @@ class Status:
         now = report.state
         return [
             replace(
-                one,
-                copied=now.copied,
-                failed=now.failed,
-                bytes=now.bytes,
-                updated_at=one.read_at,
+                one, copied=now.copied, failed=now.failed, bytes=now.bytes, updated_at=one.read_at
             )
             if str(one.run_id) == report.run_id and one.ended_at is None
             else one

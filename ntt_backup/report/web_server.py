@@ -62,11 +62,7 @@ class WebServer(ThreadingMixIn, TCPServer):
     request_queue_size = 64
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        handler: type[BaseRequestHandler],
-        names: Iterable[str] = (),
+        self, host: str, port: int, handler: type[BaseRequestHandler], names: Iterable[str] = ()
     ) -> None:
         self._loopback = ipaddress.ip_address(host).is_loopback
         self._given = names

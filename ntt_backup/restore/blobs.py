@@ -250,11 +250,7 @@ def restore(
 
     if files is not None:
         return files.run(
-            work_on,
-            destination,
-            workers=workers,
-            trust_size=trust_size,
-            on_progress=on_progress,
+            work_on, destination, workers=workers, trust_size=trust_size, on_progress=on_progress
         )
     work = work_on(wanted)
     layout = settings.source.path_layout if settings.source is not None else BY_HASH_LAYOUT

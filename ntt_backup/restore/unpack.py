@@ -182,12 +182,7 @@ def _help(
 
 
 def _unpack_slice(
-    target: RestoreTarget,
-    pack: Pack,
-    verify: bool,
-    names: HashOfNames,
-    stage: str,
-    entries: Slice,
+    target: RestoreTarget, pack: Pack, verify: bool, names: HashOfNames, stage: str, entries: Slice
 ) -> Iterator[Step]:
     # Nothing resumes what was unpacked in part.
     writer = TargetWriter(

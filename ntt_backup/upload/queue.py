@@ -42,12 +42,7 @@ class SendQueue:
     """
 
     def __init__(
-        self,
-        name: str,
-        max_blobs: int,
-        max_bytes: int,
-        most_blobs: int = 0,
-        most_bytes: int = 0,
+        self, name: str, max_blobs: int, max_bytes: int, most_blobs: int = 0, most_bytes: int = 0
     ) -> None:
         self._name = name
         self._max_blobs = self._least_blobs = max_blobs

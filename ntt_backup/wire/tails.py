@@ -64,9 +64,7 @@ class FlatObject(Rest):
     def read(self, data: Buffer) -> dict[str, Field]:
         try:
             values = json.loads(
-                bytes(data).decode("ascii"),
-                parse_int=_whole,
-                object_pairs_hook=_no_repeats,
+                bytes(data).decode("ascii"), parse_int=_whole, object_pairs_hook=_no_repeats
             )
         except (ValueError, RecursionError) as problem:
             raise ProtocolError(f"not a flat object: {problem}") from None

@@ -66,9 +66,7 @@ _OF_LEDGER: Final = 1000
     help="Change nothing. Print the missing SQL as one script for each role, or for one role.",
 )
 @value(
-    "--role",
-    "ROLE",
-    "Print the SQL that grants this role the least rights; default: our own user.",
+    "--role", "ROLE", "Print the SQL that grants this role the least rights; default: our own user."
 )
 @repeated("--monitor", "ROLE", "Print the SQL, also for a role that may only read the figures")
 def init_db(

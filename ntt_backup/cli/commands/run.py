@@ -41,11 +41,7 @@ _SIGNALLED = 128  # Who stops a run waits for its end alone.
 @value("--workers", "N", "Number of workers that send in parallel, 1 to 256.")
 @value("--batch-size", "N", "Largest number of blobs in a batch.")
 @value("--batch-bytes", "SIZE", "Largest total size of a batch, such as 256MiB.")
-@value(
-    "--strategy",
-    str,
-    "How batches are sent: auto, stream or tar; packs for that layout.",
-)
+@value("--strategy", str, "How batches are sent: auto, stream or tar; packs for that layout.")
 @value("--codec", str, "Compression of stream: auto, none, zlib, zstd-1, ... zstd-12.")
 @value("--bwlimit", "RATE", "Bytes a second of all workers together, such as 10MB, or a timetable.")
 @flag("--skip-pgdump", "Send no dump of the catalog.")

@@ -156,10 +156,7 @@ class ManifestWriter:
     """
 
     def __init__(
-        self,
-        write: Callable[[bytes], object],
-        header: Header,
-        sign: Sign = unsigned,
+        self, write: Callable[[bytes], object], header: Header, sign: Sign = unsigned
     ) -> None:
         self._write = write
         self._sign = sign
