@@ -19,8 +19,7 @@ from typing import Final
 import zstandard
 
 from ntt_backup.bench.helpers import Answer, Ready
-from ntt_backup.bench.sending import Load, Way, send_by_session
-from ntt_backup.bench.tar_pipe import archive
+from ntt_backup.bench.sending import Load, Way, archive, send_by_session
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
 from ntt_backup.filestore.open import PACK_AREA
