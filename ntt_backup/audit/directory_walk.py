@@ -71,8 +71,9 @@ STEP_PARTS: Final = 512
 # No name is before the first of these, and none behind the second.
 _FIRST_NAME: Final = b"\1"
 _LAST_NAME: Final = b"\xff" * 256
-# The bits of a sum that the catalog can have as a number.
+# The bits of a sum that the catalog can have as a number, and the bytes of one.
 _SUM: Final = (1 << 63) - 1
+_SUM_BYTES: Final = 7
 # The youngest times of a directory that are trusted.
 TRUSTED_NS: Final = 60 * 10**9
 # No file of the store, and there on each empty disk.
@@ -267,10 +268,10 @@ class _Step:
             parts = _parts_of(one.path, known)
             if not parts and self._is_as_listed(nth, one):
                 return
-            if parts and (yield from self._divide(nth, one, parts, MOST_UNDIVIDED // 2)):
+            if parts and (yield from self._divide(nth, one, parts)):
                 return
             if not (yield from self._list(nth, one)):
-                yield from self._divide(nth, one, parts, 0)
+                yield from self._divide(nth, one, parts)
         except OSError as error:
             self._note_error(one.path, error)
 
@@ -286,11 +287,11 @@ class _Step:
             return False
         with self._open(one.path) as (fd, listing):
             now = _state(fd, one.path)
-            seen = _Seen()
+            seen = blake2b(digest_size=_SUM_BYTES)
             for entry in islice(listing, MOST_UNDIVIDED + 1):
-                seen.add(entry)
+                seen.update(_look_of(entry))
                 self._files += 1
-        if (seen.sum, now.mounted) != (one.ctime_ns, one.mounted):
+        if (_number(seen.digest()), now.mounted) != (one.ctime_ns, one.mounted):
             return False
         if now.mtime_ns is not None:  # Its times are noted, and none of its files is compared.
             self.listed.append(ListedDirectory(-nth, now, within=(one.path, one.path)))
@@ -298,14 +299,15 @@ class _Step:
 
     def _list(self, nth: int, one: KnownDirectory) -> Generator[WalkedEntry, None, bool]:
         """Yields the entries of a directory. Returns False if it has to be divided."""
-        inside, empty, files, seen = _inside(one.path), True, self._files, _Seen()
+        inside, empty, files = _inside(one.path), True, self._files
+        seen = blake2b(digest_size=_SUM_BYTES)
         with self._open(one.path) as (fd, listing):
             now = _state(fd, one.path)
             for entry in listing:
                 empty = empty and entry.name == _OF_THE_DISK
                 yield from self._examine((nth,), inside + os.fsencode(entry.name), entry)
                 if now.mtime_ns is None:
-                    seen.add(entry)
+                    seen.update(_look_of(entry))
                 if self._files - files > MOST_UNDIVIDED:
                     return False
         if nth in self._incomplete:  # What it has not given may still be there.
@@ -314,18 +316,18 @@ class _Step:
         if nth in self._unwell:  # Each pass tells what is wrong there.
             now = now._replace(mtime_ns=None, ctime_ns=None)
         elif now.mtime_ns is None:
-            now = now._replace(ctime_ns=seen.sum)
+            now = now._replace(ctime_ns=_number(seen.digest()))
         if missed:
             self._missed[nth] = one
         self.listed.append(ListedDirectory(nth, now, missed))
         return True
 
     def _divide(
-        self, nth: int, one: KnownDirectory, parts: Sequence[KnownDirectory], least: int
+        self, nth: int, one: KnownDirectory, parts: Sequence[KnownDirectory]
     ) -> Generator[WalkedEntry, None, bool]:
         """Yields the parts of a directory, of which those that have changed are listed next.
 
-        Returns False if it has fewer entries than `least`, and is not divided any more.
+        Returns False if it has become so small that it is not divided any more.
         """
         of_parts = one.path + b"\0", one.path + b"\1"
         starts = [_name_of(part) for part in parts] or [_FIRST_NAME]
@@ -338,7 +340,7 @@ class _Step:
                 if not crc32(name) % PART_NAMES and len(one.path + name) < MOST_PATH_BYTES:
                     found.add(name)
                 sums[bisect(starts, name) - 1] += _hash_of(name, entry)
-        if count < least:
+        if count < MOST_UNDIVIDED // 2:
             self.listed.append(ListedDirectory(-nth, KnownDirectory(of_parts[0]), within=of_parts))
             return False
         ends = [*starts[1:], _LAST_NAME]
@@ -455,27 +457,20 @@ def _state(fd: int, path: bytes) -> KnownDirectory:
     return KnownDirectory(path, None if young else status.st_mtime_ns, status.st_ctime_ns, mounted)
 
 
-class _Seen:
-    """Sums up what the entries of a directory are, in the order of its listing."""
+def _look_of(entry: os.DirEntry[str]) -> bytes:
+    """Returns how an entry looks; nothing if it is gone or cannot be examined."""
+    look = f"/{entry.name}\0{entry.inode()}"
+    try:
+        if not entry.is_dir(follow_symlinks=False):
+            one = entry.stat(follow_symlinks=False)
+            look += f" {one.st_size} {one.st_mtime_ns} {one.st_ctime_ns}"
+    except OSError:
+        return b""
+    return look.encode(errors="surrogateescape")
 
-    def __init__(self) -> None:
-        self._hash = blake2b(digest_size=7)
 
-    def add(self, entry: os.DirEntry[str]) -> None:
-        """Adds an entry, unless it is gone or cannot be examined."""
-        facts = f"/{entry.name}\0{entry.inode()}"
-        try:
-            if not entry.is_dir(follow_symlinks=False):
-                one = entry.stat(follow_symlinks=False)
-                facts += f" {one.st_size} {one.st_mtime_ns} {one.st_ctime_ns}"
-        except OSError:
-            return
-        self._hash.update(facts.encode(errors="surrogateescape"))
-
-    @property
-    def sum(self) -> int:
-        """The sum, which the catalog can have as a number."""
-        return int.from_bytes(self._hash.digest(), "big")
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest, "big")
 
 
 def _inside(path: bytes) -> bytes:
@@ -485,8 +480,7 @@ def _inside(path: bytes) -> bytes:
 
 def _hash_of(name: bytes, entry: os.DirEntry[str]) -> int:
     """Returns a hash of the name and inode number of an entry."""
-    digest = blake2b(b"%d/%s" % (entry.inode(), name), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
+    return _number(blake2b(b"%d/%s" % (entry.inode(), name), digest_size=8).digest())
 
 
 def _name_of(part: KnownDirectory) -> bytes:
