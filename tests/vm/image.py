@@ -204,8 +204,10 @@ def _contents(*names: str) -> Iterable[str]:
 
 def _debootstrap(packages: Iterable[str], components: str, part: Path) -> None:
     release = Path("/etc/os-release").read_text().partition("VERSION_CODENAME=")[2].split()[0]
+    # Where mmdebstrap is killed, its mounts end with it. Else this machine's /dev/shm, which is one
+    # of them, would be emptied when the part that is left is removed.
     call(
-        *("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase"),
+        *("unshare", "--mount", "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase"),
         *("--dpkgopt=force-unsafe-io", f"--components={components}"),
         *(f"--include={','.join(packages)}", release, part),
         LC_ALL="C.UTF-8",
