@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from ntt_backup.demo import bucket
+from ntt_backup.demo.postgres import open_to_others
 from ntt_backup.demo.ssh import SshFiles
 from ntt_backup.errors import BackupError, ConfigError
+from ntt_backup.process import embedded
 
-_SOCKET_PATH_LIMIT: Final = 107
 _REMOVE_SECONDS: Final = 10.0
 _PLAY: Final = """\
 #!/bin/sh
@@ -98,32 +99,28 @@ class Scratch:
         _write_script(self.commands / "ntt-backup-remote", _COMMAND.format(python=python))
 
     def postgres_home(self) -> Path:
-        """Returns PostgreSQL's home, made at the first call. Its socket is in `data` below it."""
+        """Returns the directory above that of PostgreSQL, made at the first call."""
         link = self._postgres
         if not link.exists():
-            socket = link / "data" / ".s.PGSQL.5432"
-            short = len(os.fsencode(socket)) <= _SOCKET_PATH_LIMIT
-            open_to_others = all(parent.stat().st_mode & 0o001 for parent in link.parents)
-            if short and (open_to_others or os.geteuid() != 0):
+            short = len(os.fsencode(link / embedded.NAME)) <= embedded.LONGEST
+            if short and (open_to_others(self.root) or os.geteuid() != 0):
                 link.mkdir()
             else:
                 link.symlink_to(tempfile.mkdtemp(prefix="ntt-demo-postgres-", dir="/tmp"))
             link.chmod(0o711)
         return link.resolve()
 
-    def write_settings(self, url: str, programs: Path, remote: Mapping[str, object]) -> None:
+    def write_settings(self, url: str, remote: Mapping[str, object]) -> None:
         """Writes the settings file.
 
         Args:
             url: The URL of the catalog.
-            programs: The directory of pg_dump.
             remote: The values of the table `remote`.
         """
         tables: dict[str, Mapping[str, object]] = {
             "catalog": {"url": url},
             "source": {"root": self.source},
             "remote": remote,
-            "dump": {"bin": programs},
             "log": {"jsonl": self.log},
             "lock": {"file": self.root / "lock"},
         }

@@ -227,10 +227,10 @@ def start_servers(
         remote = ssh.start(choice, scratch.ssh, scratch.remote, stack, interrupts)
     with interrupts.held():
         home = scratch.postgres_home()
-    postgres = Postgres(home, interrupts)
+    postgres = Postgres(home)
     stack.callback(postgres.stop)
     postgres.start()
-    scratch.write_settings(postgres.url, postgres.programs, remote.settings)
+    scratch.write_settings(postgres.setting, remote.settings)
     return postgres, remote
 
 
@@ -343,7 +343,7 @@ def _drill(
         return code
     step("The store and the database are lost")
     shutil.rmtree(scratch.source)
-    postgres.drop()
+    postgres.lose()
     say(f"lost: {scratch.source} with {many(len(store), 'file')}")
     say(f"lost: the database with {many(len(before), 'table')}")
     step("Back from the remote alone")
@@ -381,7 +381,7 @@ def _come_back(
     """
     steps: dict[str, float] = {}
     first_code = 0
-    postgres.create()
+    postgres.start()
     for name, arguments in (
         ("catalog back", ("restore", "--catalog")),
         ("store back", ("restore", "--to", str(scratch.source))),

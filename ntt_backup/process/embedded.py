@@ -46,7 +46,8 @@ _SETTINGS: Final = (
     "max_wal_size=256MB",
 )
 _SOCKET: Final = ".s.PGSQL.5432"
-_LONGEST: Final = 107 - len(f"/{_SOCKET}")
+# The bytes of the path of a directory, because of the socket in it.
+LONGEST: Final = 107 - len(f"/{_SOCKET}")
 _USER: Final = "ntt-backup"
 _START_SECONDS: Final = 120.0
 _REMOVE_SECONDS: Final = 10.0
@@ -69,10 +70,10 @@ def hold(directory: Path) -> None:
         CatalogUnavailable: The server does not start.
         ConfigError: The server cannot run here, or not for this user.
     """
-    if len(os.fsencode(directory)) > _LONGEST:
+    if len(os.fsencode(directory)) > LONGEST:
         raise ConfigError(
             f"the path of the embedded catalog, {directory}, is too long for a socket",
-            detail=f"it has more than {_LONGEST} bytes",
+            detail=f"it has more than {LONGEST} bytes",
             hint="set catalog.url to embedded:DIR, with a shorter path",
         )
     try:
@@ -105,10 +106,31 @@ def hold(directory: Path) -> None:
         ) from error
 
 
+@contextmanager
+def unused(directory: Path) -> Iterator[None]:
+    """Ends the use by this process, waits until the server has stopped, and lets nobody start it.
+
+    Raises:
+        BackupError: Another process uses the server, and does not end.
+        OSError: The directory is missing.
+    """
+    _, held = _held.pop(directory, (0, -1))
+    if held >= 0:
+        os.close(held)
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        with closing(_open(directory / "users", owner_of(directory))) as lock:
+            _lock(lock, fcntl.LOCK_EX)
+            # Else the keeper, who waits for the same lock, has yet to stop the server.
+            if time.monotonic() > deadline or not _is_ready(directory):
+                yield
+                return
+        time.sleep(_NAP_SECONDS)
+
+
 def remove(directory: Path) -> None:
     """Removes a server with its data, once nobody uses it. Raises BackupError, OSError."""
-    with closing(_open(directory / "users", owner_of(directory))) as lock:
-        _lock(lock, fcntl.LOCK_EX)
+    with unused(directory):
         deadline = time.monotonic() + _REMOVE_SECONDS
         while directory.exists():  # What was killed may still be writing.
             shutil.rmtree(directory, ignore_errors=time.monotonic() < deadline)

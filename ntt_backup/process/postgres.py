@@ -89,16 +89,15 @@ def run_as(user: int, group: int) -> dict[str, Any]:
     return {"user": user, "group": group, "extra_groups": []}
 
 
-def initialise(programs: Path, data: Path, *options: str, **how: Any) -> None:
+def initialise(programs: Path, data: Path, **how: Any) -> None:
     """Makes the data of a server, with the database `copyjob`. Raises CatalogUnavailable.
 
     Args:
         programs: The directory of the programs.
         data: The new directory.
-        options: Further options of initdb.
         how: Further arguments of Popen.
     """
-    options = ("--auth=trust", "--encoding=UTF8", "--no-locale", *options)
+    options = ("--auth=trust", "--encoding=UTF8", "--no-locale")
     call([str(programs / "initdb"), *options, "-U", SUPERUSER, "-D", str(data)], **how)
     argv = [str(programs / "postgres"), "--single", "-D", str(data), "-c", "exit_on_error=on"]
     call([*argv, "postgres"], _ROLE_AND_DATABASE, **how)

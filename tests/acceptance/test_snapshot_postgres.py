@@ -12,9 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ntt_backup.demo import postgres as demo
 from ntt_backup.demo.processes import Interrupts
 from tests.acceptance.snapshot_machine import Machine
+from tests.helpers import postgres_server
 from tests.helpers.waiting import wait_until
 
 _ROWS = 200_000
@@ -38,7 +38,7 @@ class Server:
         sockets = home / "sockets"
         sockets.mkdir()
         sockets.chmod(0o777)
-        self.server = demo.Postgres(home, Interrupts(), ("autovacuum=off",), sockets)
+        self.server = postgres_server.Postgres(home, Interrupts(), ("autovacuum=off",), sockets)
 
     @property
     def data(self) -> Path:
@@ -64,7 +64,7 @@ class Server:
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Server]]:
     """Makes servers, each in a directory that the server's user may enter."""
     installation = _installation()
-    monkeypatch.setattr(demo, "_installation", lambda: installation)
+    monkeypatch.setattr(postgres_server, "_installation", lambda: installation)
     made: list[Server] = []
 
     def make() -> Server:

@@ -26,7 +26,6 @@ from typing import Any
 
 from rich.console import Console
 
-from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.processes import Interrupts
 from ntt_backup.errors import BackupError, Stopped
 from tests.bench import plan, results
@@ -40,6 +39,7 @@ from tests.bench.plan import Case
 from tests.bench.results import Outcome, Sample
 from tests.bench.slots import NoSlot, slot
 from tests.bench.stores import Store, cached
+from tests.helpers.postgres_server import Postgres
 
 
 @dataclass

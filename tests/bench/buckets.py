@@ -25,7 +25,6 @@ from typing import Final
 
 from rich.console import Console
 
-from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.processes import Interrupts
 from tests.bench import results
 from tests.bench.bucket_lab import bucket_lab
@@ -40,6 +39,7 @@ from tests.bench.plan import Case
 from tests.bench.results import Outcome, Sample
 from tests.bench.slots import slot
 from tests.bench.stores import Recipe, Store, cached
+from tests.helpers.postgres_server import Postgres
 from tests.helpers.s3_proxy import S3Proxy
 from tests.helpers.s3_servers import S3Server
 

@@ -30,10 +30,10 @@ from typing import Final
 
 import psycopg
 
-from ntt_backup.demo.postgres import Postgres
 from tests.bench.cpu import Cpu, counted
 from tests.bench.listed_files import call, make_database, server_below, url_of, write_settings
 from tests.bench.stores import Recipe, make
+from tests.helpers.postgres_server import Postgres
 
 _DIRECTORIES: Final = 40  # Below each of 256.
 _UNMARK: Final = "update blobs set remote_copied = null, remote_last_checked = null"

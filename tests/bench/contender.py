@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from ntt_backup.demo.postgres import Postgres
 from tests.bench.lab import SHAPES, Lab, Link
 from tests.bench.stores import Store
+from tests.helpers.postgres_server import Postgres
 from tests.helpers.processes import descendants, kill
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -35,12 +35,12 @@ from typing import Any
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.processes import Interrupts
 from tests.bench.contender import Job
 from tests.bench.lab import lab
 from tests.bench.peers import Ours
 from tests.bench.stores import Recipe, Store
+from tests.helpers.postgres_server import Postgres
 
 _SIZE = 16 << 30
 _LARGE = 600_000

@@ -35,8 +35,8 @@ from ntt_backup.catalog.connection import connect
 from ntt_backup.catalog.origin_passes import Registration
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.config import StoreConfig
-from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.processes import Interrupts
+from tests.helpers.postgres_server import Postgres
 
 _SETTINGS: Final = ("synchronous_commit=off", "shared_buffers=512MB", "max_wal_size=8GB")
 _READER: Final = "bench_reader"

@@ -28,12 +28,12 @@ from typing import Final
 
 import psycopg
 
-from ntt_backup.demo.postgres import Postgres
 from tests.bench.contender import PROJECT
 from tests.bench.cpu import counted
 from tests.bench.lab import ALIAS, HOST, Lab, lab
 from tests.bench.listed_files import call, make_database, server_below, url_of, write_settings
 from tests.bench.stores import Recipe, Store, cached
+from tests.helpers.postgres_server import Postgres
 
 _CUT: Final = "cut"
 _LOOK_SECONDS: Final = 0.1

@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ntt_backup.demo.postgres import Postgres
+from tests.helpers.postgres_server import Postgres
 from tests.power.crashes import Log, Record
 from tests.power.disks import REMOTE, Disk, lacking
 from tests.power.kinds import now

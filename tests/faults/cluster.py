@@ -20,9 +20,9 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.demo import postgres as demo
 from ntt_backup.demo.processes import Interrupts
 from ntt_backup.process.postgres import DATABASE
+from tests.helpers import postgres_server
 from tests.helpers.link import Link
 from tests.helpers.parallel import memory
 from tests.helpers.processes import children
@@ -45,7 +45,7 @@ _SETTINGS = (
 _STATUS_LINE = 7
 
 
-class Node(demo.Postgres):
+class Node(postgres_server.Postgres):
     """One server. clients, wal: the links to it, of clients and of a standby."""
 
     def __init__(self, home: Path) -> None:
@@ -151,7 +151,7 @@ class Cluster:
         made = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
         assert made.returncode == 0, f"{made.stderr}\n{primary.last_lines}"
         (node.data / "standby.signal").touch()
-        demo._give_away(node.data)
+        postgres_server._give_away(node.data)
         node.serve(
             f"primary_conninfo=host={HOST} port={primary.wal.port} user=postgres"
             " application_name=standby"

@@ -1,7 +1,7 @@
 """A real PostgreSQL for the tests: one server a session, one fresh database a test.
 
-It is the demo's: nothing is installed and no port is opened (a Unix socket in a directory of its
-own). The server trades durability for speed; nothing here tests what survives a power cut.
+Nothing is installed and no port is opened (a Unix socket in a directory of its own). The
+server trades durability for speed; nothing here tests what survives a power cut.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from psycopg import sql
 
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.schema import init_db
-from ntt_backup.demo import postgres as demo
 from ntt_backup.demo.processes import Interrupts
+from tests.helpers import postgres_server
 from tests.helpers.parallel import memory
 from tests.helpers.processes import children
 
@@ -40,10 +40,10 @@ _SETTINGS = (
     "autovacuum=off",
 )
 _numbers = itertools.count(1)
-# Another server than that of the demo, see tests/matrix: the directory of its bin.
+# Another server than that of the package, see tests/matrix: the directory of its bin.
 _OTHER = os.environ.get("NTT_TEST_POSTGRES", "")
 if _OTHER:
-    demo._installation = lambda: Path(_OTHER)
+    postgres_server._installation = lambda: Path(_OTHER)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Postgres:
     A test may stop it and leave it so: it runs again before the test's database is dropped.
     """
 
-    server: demo.Postgres
+    server: postgres_server.Postgres
     programs: Path
     log: Path
 
@@ -125,7 +125,7 @@ def postgres() -> Iterator[Postgres]:
     sockets.mkdir()
     sockets.chmod(0o777)
     # Some tests run a command that has no more rights than any other user.
-    server = demo.Postgres(home, Interrupts(), _SETTINGS, sockets)
+    server = postgres_server.Postgres(home, Interrupts(), _SETTINGS, sockets)
     try:
         server.start()
         yield Postgres(server, server.programs, home / "log")

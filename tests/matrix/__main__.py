@@ -118,11 +118,11 @@ def postgres(major: str) -> Path:
 
 
 def _clients(major: int) -> Path:
-    """The programs of the oldest PostgreSQL of the demo's package that is as new as the server."""
-    from ntt_backup.demo import postgres as demo
+    """The programs of the oldest PostgreSQL of the wheel that is as new as the server."""
+    from tests.helpers import postgres_server
 
     found = {}
-    for place in demo._installation().parent.glob("pginstall*/bin"):
+    for place in postgres_server._installation().parent.glob("pginstall*/bin"):
         said = re.search(r"\d+", _output(place / "pg_dump", "--version").partition(")")[2])
         found[int(said[0]) if said else 0] = place
     return found[min(one for one in found if one >= major)]

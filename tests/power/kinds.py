@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.demo.postgres import Postgres
+from tests.helpers.postgres_server import Postgres
 from tests.power.crashes import Moment
 from tests.power.disks import REMOTE, Disk, call
 from tests.power.machine import Catalog, Program, blobs_of, ended

@@ -16,8 +16,8 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.config.signing_key import make_signing_key
-from ntt_backup.demo.postgres import Postgres
 from tests.helpers.blobs import put
+from tests.helpers.postgres_server import Postgres
 
 Tables = dict[str, dict[str, Any]]
 Done = subprocess.CompletedProcess[bytes]

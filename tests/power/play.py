@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.processes import Interrupts
 from tests.helpers.parallel import memory
+from tests.helpers.postgres_server import Postgres
 from tests.power import kinds, local, stored
 from tests.power.crashes import Images, Log, Moment, moments
 from tests.power.disks import FILE_SYSTEMS, check, lacking, mounted

@@ -113,7 +113,7 @@ def test_a_directory_that_others_may_enter_is_refused(
 def test_links_of_its_owner_lead_root_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "_LONGEST", 1000)
+    monkeypatch.setattr(embedded, "LONGEST", 1000)
     owner, theirs, elsewhere = (65534, 65534), tmp_path / "state", tmp_path / "elsewhere"
     tmp_path.chmod(0o755)
     elsewhere.mkdir(mode=0o755)
