@@ -123,6 +123,7 @@ class Scratch:
             "remote": remote,
             "log": {"jsonl": self.log},
             "lock": {"file": self.root / "lock"},
+            "host": {"key_file": self.root / "host.key"},
         }
         lines = []
         for table, values in tables.items():

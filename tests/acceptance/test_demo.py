@@ -54,7 +54,8 @@ def place(tmp_path: Path) -> Path:
 
 def environment(place: Path) -> dict[str, str]:
     checkout = str(Path(demo.__file__).parents[2])
-    return {**os.environ, "TMPDIR": str(place), "PYTHONPATH": checkout}
+    places = dict.fromkeys(("TMPDIR", "XDG_CONFIG_HOME"), str(place))
+    return {**os.environ, **places, "PYTHONPATH": checkout}
 
 
 class Demo(subprocess.Popen[bytes]):
@@ -160,7 +161,7 @@ def test_demo_with_a_bucket_loses_half_of_the_store_and_leaves_nothing(
     assert code == 0, output
     assert_told_in_full(output, workers=2)
     said = " ".join(output.split())
-    assert "packs 1 object" in said
+    assert re.search("packs [12] object", said)  # Each worker may write one.
     assert f"checked {BLOBS} of {BLOBS} blobs on the remote" in said
     (lost,) = re.findall(rf"lost: (\d+) of {BLOBS} files", said)
     assert 0 < int(lost) < BLOBS
