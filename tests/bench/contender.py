@@ -127,7 +127,6 @@ def _environment(own: Mapping[str, str]) -> dict[str, str]:
         "BORG_",
         "KOPIA_",
         "RCLONE_",
-        "RUSTIC_",
         "RSYNC_",
         "TAR_OPTIONS",
     )
