@@ -361,8 +361,8 @@ def test_a_hundred_thousand_files_of_an_application(
     )
     env.call("run", expect=0)
     assert set(env.copied()) == recipe.blobids
-    began = time.monotonic()
-    env.run("run", expect=0)
+    began = time.monotonic()  # With the start of Python, as for an operator.
+    subprocess.run(env.argv("run"), env=env.environment(), check=True, capture_output=True)
     print(f"{page}: a second run takes {time.monotonic() - began:.1f} s")
     starts = len(env.events("worker_start"))
     with env.running("run", "--watch"):
