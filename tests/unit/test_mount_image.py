@@ -112,7 +112,7 @@ def test_a_table_that_leads_outside_of_its_pack_enters_no_image(
     data = hostile([Entry(bytes(32), offset, size, size, RAW)], bytes(4096))
     done, image, told = built(tmp_path, [source(data, 1)])
     assert (image.tree(), done.left_out) == ({}, 1)
-    assert "leads outside" in told[0]
+    assert "points outside" in told[0]
 
 
 def test_a_file_that_is_too_large_for_the_format_is_refused() -> None:
