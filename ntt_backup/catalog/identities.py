@@ -12,15 +12,16 @@ that it finds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
 from psycopg import errors
 
-from ntt_backup.catalog.connection import Connection, translated
-from ntt_backup.config import RemoteConfig
-from ntt_backup.errors import AnotherTarget
+from ntt_backup.catalog.connection import Connection, connect, translated
+from ntt_backup.config import RemoteConfig, application_name
+from ntt_backup.errors import AnotherTarget, BackupError
 
 SettingsT = TypeVar("SettingsT", bound=RemoteConfig)
 
@@ -60,6 +61,18 @@ def identified(conn: Connection, settings: SettingsT) -> SettingsT:
     """Returns the settings, of which each session requires the identity that the catalog knows."""
     remote = settings.remote.expecting(known_identity(conn, settings.target))
     return settings.model_copy(update={"remote": remote})
+
+
+def identified_if_known(settings: SettingsT, application: str) -> SettingsT:
+    """Returns the same, where a catalog is there to know an identity.
+
+    What reads a target needs no catalog, and may be called on the day on which that is lost.
+    """
+    if settings.remote.identity:
+        return settings
+    with suppress(BackupError), connect(settings.catalog.url, application_name(application)) as one:
+        return identified(one, settings)
+    return settings
 
 
 def require_own(

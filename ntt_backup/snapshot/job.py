@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup import rollback_detection
-from ntt_backup.catalog.identity_if_known import identified_if_known
+from ntt_backup.catalog.identities import identified_if_known
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.dump.retention import Retention

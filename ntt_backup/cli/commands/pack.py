@@ -286,7 +286,7 @@ def mount(
 
 def _mount_target(common: Common) -> Callable[..., Built]:
     """Returns what mounts the target's packs. Raises ConfigError."""
-    from ntt_backup.catalog.identity_if_known import identified_if_known
+    from ntt_backup.catalog.identities import identified_if_known
     from ntt_backup.filestore.local_cache import cache_of
     from ntt_backup.filestore.open import open_packs
     from ntt_backup.mount.packs_or_snapshot import mount_target
@@ -305,7 +305,7 @@ def _mount_target(common: Common) -> Callable[..., Built]:
 
 
 def _mount_version(common: Common, wanted: str, directory: Path, scratch: Path) -> NoReturn:
-    from ntt_backup.catalog.identity_if_known import identified_if_known
+    from ntt_backup.catalog.identities import identified_if_known
     from ntt_backup.filestore.open import open_store
     from ntt_backup.mount.packs_or_snapshot import mount_version
     from ntt_backup.snapshot.names import SNAPSHOTS

@@ -164,7 +164,7 @@ def restore(
         listed = read_blobids(names)
     elif blobids:
         listed = require_blobids(enumerate(blobids, 1), "--blobid")
-    from ntt_backup.catalog.identity_if_known import identified_if_known
+    from ntt_backup.catalog.identities import identified_if_known
 
     settings = identified_if_known(common.load(RemoteConfig), "restore")
     if days is not None and settings.remote.kind != "s3":
@@ -376,7 +376,7 @@ def drill(
     database and the store are not touched. The exit code is 7 if something is wrong.
     """
     from ntt_backup.catalog.connection import database_name, new_database
-    from ntt_backup.catalog.identity_if_known import identified_if_known
+    from ntt_backup.catalog.identities import identified_if_known
     from ntt_backup.restore.drill import drill as restore_and_prove
 
     options.require_whole_space(prefix, shard)

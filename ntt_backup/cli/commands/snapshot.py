@@ -394,7 +394,7 @@ def snapshot_restore(
     an interruption or a power cut. A file that differs is replaced, and a file that the version
     lacks is left alone. The exit code is 7 if a file could not be restored.
     """
-    from ntt_backup.catalog.identity_if_known import identified_if_known
+    from ntt_backup.catalog.identities import identified_if_known
     from ntt_backup.snapshot.restore.files import RestoreOptions
     from ntt_backup.snapshot.restore.tree import confine
     from ntt_backup.snapshot.restore.version import restore as restore_version
