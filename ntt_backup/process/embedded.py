@@ -111,7 +111,7 @@ def unused(directory: Path) -> Iterator[None]:
     """Ends the use by this process, waits until the server has stopped, and lets nobody start it.
 
     Raises:
-        BackupError: Another process uses the server, and does not end.
+        CatalogUnavailable: Another process uses the server, or the server does not stop.
         OSError: The directory is missing.
     """
     _, held = _held.pop(directory, (0, -1))
@@ -122,14 +122,20 @@ def unused(directory: Path) -> Iterator[None]:
         with closing(_open(directory / "users", owner_of(directory))) as lock:
             _lock(lock, fcntl.LOCK_EX)
             # Else the keeper, who waits for the same lock, has yet to stop the server.
-            if time.monotonic() > deadline or not _is_ready(directory):
+            if not _is_ready(directory):
                 yield
                 return
+        if time.monotonic() > deadline:
+            raise CatalogUnavailable(
+                f"the embedded PostgreSQL in {directory} does not stop",
+                detail=f"nobody has used it for {_START_SECONDS:.0f} s",
+                hint=f"stop it, then call this again: fuser -v {directory / 'data'}",
+            )
         time.sleep(_NAP_SECONDS)
 
 
 def remove(directory: Path) -> None:
-    """Removes a server with its data, once nobody uses it. Raises BackupError, OSError."""
+    """Removes a server with its data, once it has stopped. Raises CatalogUnavailable, OSError."""
     with unused(directory):
         deadline = time.monotonic() + _REMOVE_SECONDS
         while directory.exists():  # What was killed may still be writing.
@@ -222,11 +228,12 @@ def _is_ready(directory: Path) -> bool:
             probe.setblocking(False)
             with suppress(BlockingIOError):  # Many wait there already: those of a stopped server.
                 probe.connect(str(directory / _SOCKET))
-        pid, *lines = (directory / "data" / "postmaster.pid").read_text().splitlines()
+        said, *lines = (directory / "data" / "postmaster.pid").read_text().splitlines()
+        pid = int(said)
     except (FileNotFoundError, ConnectionRefusedError, ValueError):
         return False
-    with suppress(FileNotFoundError):
-        if Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] in "Tt":
+    with suppress(FileNotFoundError, ProcessLookupError):
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
             raise CatalogUnavailable(
                 "the embedded PostgreSQL is stopped",
                 detail=f"somebody has sent SIGSTOP to its process {pid}",

@@ -210,3 +210,26 @@ def test_no_process_that_stands_still_is_waited_for_without_end(
                 embedded.hold(server)
             assert f"fuser -v {server}/{name}" in refused.value.hint
     os.close(embedded._held.pop(server)[1])
+
+
+def test_a_server_that_does_not_stop_keeps_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.setattr(embedded, "_START_SECONDS", 0.0)
+    monkeypatch.setattr(embedded, "owner_of", lambda _: (os.geteuid(), os.getegid()))
+    monkeypatch.setattr(embedded, "_is_ready", lambda _: True)
+    with pytest.raises(CatalogUnavailable, match="does not stop"):
+        embedded.remove(tmp_path)
+    assert (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("pid", ["", "-", "/proc/self/environ", "4194305"])
+def test_a_note_without_a_process_is_no_error(tmp_path: Path, pid: str) -> None:
+    (tmp_path / "data").mkdir()
+    notes = [pid, *["-"] * (postgres.STATUS_LINE - 1), "starting"]
+    (tmp_path / "data" / "postmaster.pid").write_text("\n".join(notes))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / embedded._SOCKET))
+        server.listen()
+        assert not embedded._is_ready(tmp_path)
