@@ -61,17 +61,10 @@ class Postgres:
 
     def _admit_nobody(self) -> None:
         """Gives `nobody` the directory, and programs to start. Raises ConfigError."""
-        try:
-            nobody = pwd.getpwnam("nobody")
-        except KeyError:
-            raise ConfigError(
-                "there is no user nobody",
-                detail="PostgreSQL refuses to run as root",
-                hint="run the demo as an ordinary user",
-            ) from None
+        user, group = nobody()
         if not self._directory.exists():
             self._directory.mkdir(mode=0o700)
-            os.chown(self._directory, nobody.pw_uid, nobody.pw_gid)
+            os.chown(self._directory, user, group)
         installed = postgres.installations()
         if not all(map(open_to_others, installed)):
             package = installed[0].parent
@@ -81,8 +74,21 @@ class Postgres:
                 if tree.exists() and not copy.exists():
                     shutil.copytree(tree, copy, symlinks=True)
                     for path in (copy, *copy.rglob("*")):
-                        os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
+                        os.chown(path, user, group, follow_symlinks=False)
             sys.path.insert(0, str(self._home))  # There the programs are found first.
+
+
+def nobody() -> tuple[int, int]:
+    """Returns user and group of a server that root starts. Raises ConfigError."""
+    try:
+        account = pwd.getpwnam("nobody")
+    except KeyError:
+        raise ConfigError(
+            "there is no user nobody",
+            detail="PostgreSQL refuses to run as root",
+            hint="call this as an ordinary user",
+        ) from None
+    return account.pw_uid, account.pw_gid
 
 
 def open_to_others(directory: Path) -> bool:

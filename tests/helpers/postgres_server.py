@@ -6,13 +6,13 @@ The server runs in a directory. PostgreSQL refuses to run as root; by root it is
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from ntt_backup.demo.postgres import nobody
 from ntt_backup.demo.processes import Interrupts, Server
 from ntt_backup.errors import CatalogUnavailable, ConfigError, SourceError
 from ntt_backup.process import postgres
@@ -167,14 +167,4 @@ def _give_away(tree: Path) -> None:
 
 def _owner() -> tuple[int, int]:
     """Returns user and group of the server."""
-    if os.geteuid():
-        return os.geteuid(), os.getegid()
-    try:
-        nobody = pwd.getpwnam("nobody")
-    except KeyError:
-        raise ConfigError(
-            "there is no user nobody",
-            detail="PostgreSQL refuses to run as root",
-            hint="run the tests as an ordinary user",
-        ) from None
-    return nobody.pw_uid, nobody.pw_gid
+    return (os.geteuid(), os.getegid()) if os.geteuid() else nobody()
