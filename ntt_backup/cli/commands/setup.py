@@ -505,9 +505,9 @@ def _next(settings: Settings, *, service: bool) -> Iterator[str]:
     looked = [os.lstat(file) for file in islice(found, _MOST_FILES) if os.path.lexists(file)]
     if young := sum(map(store.is_young, looked)):
         yield (
-            f"{young:,} of {many(len(looked), 'file')} were changed within the last"
-            f" {duration(settings.source.grace)}, and may still be being written: a run leaves"
-            " those to the next run after that time (source.grace)"
+            f"of {many(len(looked), 'file')}, {young:,} may still be being written: changed within"
+            f" the last {duration(settings.source.grace)} (source.grace). A later run copies"
+            " what has not changed for that time"
         )
     if service:
         if remote.kind == "file":
