@@ -442,8 +442,9 @@ class Search:
         """Returns what to look into next: each slice with the place of its stretch."""
         if not self._left:
             self._left, self._later, self.again = self._later, [], True
-        # Where the time was over, more than a few would not be looked into.
-        return cut(self._left, self._rows, self._widest**2 // 2, self._widest)
+        # The narrower the slices, the fewer: where the time was over, few are looked into.
+        most = self._widest // 2 * self._widest
+        return cut(self._left, self._rows, most, self._widest)
 
     def looked(self, slices: Slices, counts: Sequence[int], wanted: int) -> Found:
         """Notes how many blobs each of the first slices has; the others were not looked into.
