@@ -141,12 +141,14 @@ class WalkedEntry(NamedTuple):
 
 
 class ListedDirectory(NamedTuple):
-    """A directory that was listed as a whole in a step of a walk: its number, and what it is now.
+    """A directory, or a range of the paths in it, that was listed in a step of a walk.
 
     Attributes:
-        nth: Its number in the step.
-        directory: What it is now.
-        missed: Whether it may be the mount point of a disk that is missing, if it had any files.
+        nth: The number of the directory in the step, which its entries have as their parent. It is
+            negative if no entry is given: then only the directory is noted, or its parts end.
+        directory: What the directory is now.
+        missed: Whether the directory may be the mount point of a disk that is missing, if it had
+            any files.
         within: The first path that the listing would have given, and the first one behind; None for
             all that is below the directory.
     """
